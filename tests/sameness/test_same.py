@@ -22,7 +22,8 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import Place
 from wqk.sameness import blocks, contents, matching, weight_pairs, weights
-from wqk.sameness.answer import BlockComparison, CheckpointComparison
+from wqk.sameness.answer import CheckpointComparison
+from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.configured import other_rotary
 from wqk.sameness.contents import compare_stored, find_by_content
 from wqk.sameness.mismatches import Kind, Mismatch

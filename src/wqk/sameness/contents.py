@@ -105,8 +105,13 @@ class TensorComparison:
     distance: float = math.inf
     kind: Kind | None = None
 
+    @property
+    def title(self) -> str:
+        """The name in the reference, or else in the candidate."""
+        return self.name or self.other
+
     def __str__(self) -> str:
-        return f"{self.name or self.other}: {self.reason or self.outcome}"
+        return f"{self.title}: {self.reason or self.outcome}"
 
 
 def paired_names(

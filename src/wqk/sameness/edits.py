@@ -26,7 +26,7 @@ class Edit(Protocol):
 
     @property
     def needs_original(self) -> bool:
-        """Whether the reference's array is needed to apply the edit."""
+        """True if the edit needs the reference's array."""
 
     def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
         """Return the edited array; ``original`` is the reference's array."""
@@ -693,7 +693,7 @@ class Within:
 
     @property
     def needs_original(self) -> bool:
-        """Whether the reference's array is needed to apply the edit."""
+        """True if the edit needs the reference's array."""
         return self.edit.needs_original
 
     @property
@@ -747,7 +747,7 @@ class Then:
 
     @property
     def needs_original(self) -> bool:
-        """Whether the reference's array is needed to apply the edit."""
+        """True if the edit needs the reference's array."""
         return self.first.needs_original or self.second.needs_original
 
     def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
@@ -790,7 +790,7 @@ class Viewed:
 
     @property
     def needs_original(self) -> bool:
-        """Whether the reference's array is needed to apply the edit."""
+        """True if the edit needs the reference's array."""
         return self.edit.needs_original
 
     @property

@@ -22,7 +22,7 @@ from wqk.checkpoints.checkpoint import View
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.answer import Cause
+from wqk.sameness.comparisons import Cause
 from wqk.sameness.contents import ATTENTION, MIXER
 from wqk.sameness.edits import Take
 from wqk.sameness.matching import same_numbers

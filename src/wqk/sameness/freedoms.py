@@ -7,7 +7,7 @@ from functools import partial
 
 from wqk.families import AttentionPlan
 from wqk.model import Model
-from wqk.sameness.answer import BlockComparison
+from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import ATTENTION
 from wqk.sameness.diagnosis import Apart
 from wqk.sameness.folded_mixers import with_folded_mixers

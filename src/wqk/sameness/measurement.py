@@ -13,8 +13,8 @@ from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness import configured, mismatches
-from wqk.sameness.answer import BlockComparison
 from wqk.sameness.blocks import Scoring, positions
+from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import compare_stored
 from wqk.sameness.diagnosis import Apart, beside, comparable, identical, measure, signature
 from wqk.sameness.edits import Take

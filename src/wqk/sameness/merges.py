@@ -19,7 +19,7 @@ from wqk.attention.rounding import ROUNDING, rounding_in
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint, module_of, unrounded
 from wqk.checkpoints.checkpoint import View
-from wqk.sameness.answer import Cause
+from wqk.sameness.comparisons import Cause
 from wqk.sameness.decomposed_merges import wrong_merge
 from wqk.sameness.edits import Take
 from wqk.sameness.mismatches import Kind, Mismatch

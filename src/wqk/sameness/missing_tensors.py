@@ -53,18 +53,30 @@ def restored(models: Sequence[Model], pair: Pair) -> Restored | None:
 
 def _sources(pair: Pair, reference: Model) -> dict[str, str]:
     """Return the reference's name of each tensor that the candidate's block lacks."""
-    own, other = pair[0].query.tensor, pair[1].query.tensor
-    # Both names end in the same words; what precedes these may differ.
-    shared = 0
-    while shared < min(len(own), len(other)) and own[-1 - shared] == other[-1 - shared]:
-        shared += 1
-    prefixes = own[: len(own) - shared], other[: len(other) - shared]
+    reference_prefix, candidate_prefix = _prefixes(pair[0].query.tensor, pair[1].query.tensor)
     sources = {}
     for name in pair[1].missing:
-        source = prefixes[0] + name.removeprefix(prefixes[1])
+        source = reference_prefix + name.removeprefix(candidate_prefix)
         if source in reference.checkpoint.tensors():
             sources[name] = source
     return sources
+
+
+def _prefixes(reference_name: str, candidate_name: str) -> tuple[str, str]:
+    """Return the beginnings of two names, without the ending that both names share.
+
+    Examples
+    --------
+    >>> _prefixes("model.layers.0.q_proj", "layers.0.q_proj")
+    ('model.', '')
+    """
+    shared = 0
+    for first, second in zip(reversed(reference_name), reversed(candidate_name), strict=False):
+        if first != second:
+            break
+        shared += 1
+    lengths = len(reference_name) - shared, len(candidate_name) - shared
+    return reference_name[: lengths[0]], candidate_name[: lengths[1]]
 
 
 def missing_in_both(models: Sequence[Model], pairs: Sequence[Pair]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from wqk.sameness.weights import VALUES, Pair, form_parts
 if TYPE_CHECKING:
     import numpy as np
 
-    from wqk.sameness.answer import BlockComparison
+    from wqk.sameness.comparisons import BlockComparison
 
 # Modules that mix tokens without a softmax.
 MIXERS = re.compile(

@@ -197,12 +197,10 @@ class ForLayers:
     @property
     def edited(self) -> tuple[str, ...]:
         """The tensors that the step edits."""
-        templates = self.step.edited
-        return tuple(
-            template.replace("{layer}", str(layer))
-            for layer in self.layers
-            for template in templates
-        )
+        names: list[str] = []
+        for step in self.singles:
+            names += step.edited
+        return tuple(names)
 
     @property
     def singles(self) -> list[Exchange | Recut]:
@@ -268,29 +266,33 @@ def quoted(text: str) -> str:
 
 def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Join changes of several tensors by one edit; settings come first, each once."""
-    names_by_code: dict[str, list[str]] = {}
+    steps = [*steps]
+    settings = {step.code(): step for step in steps if isinstance(step, Setting)}
+    moves = {move.code(): move for step in steps for move in _moves(step)}
+    return (*settings.values(), *_looped(moves.values()), *_joined_changes(steps))
+
+
+def _moves(step: Step) -> list[Exchange | Recut]:
+    """Return the exchanges and cuts that a step contains, in the smallest parts."""
+    if isinstance(step, ForLayers):
+        return step.singles
+    if isinstance(step, Exchange):
+        return [*step.cycles]
+    if isinstance(step, Recut):
+        return [step]
+    return []
+
+
+def _joined_changes(steps: Iterable[Step]) -> list[Change]:
+    """Return one change for each edit, with all tensors that have this edit."""
     edits: dict[str, Edit] = {}
-    settings: dict[str, Step] = {}
-    others: dict[str, Exchange | Recut] = {}
+    names_by_code: dict[str, dict[str, None]] = {}
     for step in steps:
         if isinstance(step, Change):
             code = step.edit.code()
             edits.setdefault(code, step.edit)
-            names_by_code.setdefault(code, []).extend(step.names)
-        elif isinstance(step, Setting):
-            settings.setdefault(step.code(), step)
-        elif isinstance(step, ForLayers):
-            for single in step.singles:
-                others.setdefault(single.code(), single)
-        elif isinstance(step, Exchange):
-            for cycle in step.cycles:
-                others.setdefault(cycle.code(), cycle)
-        elif isinstance(step, Recut):
-            others.setdefault(step.code(), step)
-    changes = [
-        Change(tuple(dict.fromkeys(names)), edits[code]) for code, names in names_by_code.items()
-    ]
-    return (*settings.values(), *_looped(others.values()), *changes)
+            names_by_code.setdefault(code, {}).update(dict.fromkeys(step.names))
+    return [Change(tuple(names), edits[code]) for code, names in names_by_code.items()]
 
 
 def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
@@ -301,8 +303,8 @@ def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
     for step in steps:
         numbers = {match[0] for name in step.edited for match in LAYER.finditer(name)}
         counts = {len(LAYER.findall(name)) for name in step.edited}
-        plain = not any(character in name for name in step.edited for character in "{}\\\"'")
-        if len(numbers) != 1 or counts != {1} or not plain:
+        is_plain = all(map(_can_be_template, step.edited))
+        if len(numbers) != 1 or counts != {1} or not is_plain:
             alone.append(step)
             continue
         template = step.renamed(lambda name: Template(LAYER.sub("{layer}", name)))
@@ -350,29 +352,45 @@ def for_each(names: Sequence[str], body: str) -> str:
     """
     if len(names) == 1:
         return f"name = {quoted(names[0])}\n{body}"
-    patterns: dict[str, list[str]] = {}
+    repetition = _repetition(names)
+    if repetition is None:
+        return _for_names(names, body)
+    templates, layers = repetition
+    if len(layers) == 1:
+        return _for_names([_of_layer(name, str(layers[0])) for name in templates], body)
+    if len(templates) == 1:
+        inner = f"name = {quoted(templates[0])}\n{body}"
+    else:
+        inner = _for_names(templates, body)
+    return f"for layer in {_sequence(layers)}:\n{textwrap.indent(inner, '    ')}"
+
+
+def _for_names(names: Sequence[str], body: str) -> str:
+    """Return a loop over names, which are listed one a line."""
+    listed = "".join(f"    {quoted(name)},\n" for name in names)
+    return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
+
+
+def _repetition(names: Sequence[str]) -> tuple[list[Template], list[int]] | None:
+    """Return templates and layers whose combinations are the names; None if there are none."""
+    if not all(map(_can_be_template, names)):
+        return None
+    layers_by_template: dict[Template, list[int]] = {}
     for name in names:
         match = LAYER.search(name)
-        pattern = name if match is None else f"{name[: match.start()]}\0{name[match.end() :]}"
-        patterns.setdefault(pattern, []).append("" if match is None else match[0])
-    numbers = {tuple(found) for found in patterns.values()}
-    is_product = len(numbers) == 1 and all(pattern.count("\0") == 1 for pattern in patterns)
-    plain = not any(character in name for name in names for character in "{}\\\"'")
-    if not (is_product and plain):
-        listed = "".join(f"    {quoted(name)},\n" for name in names)
-        return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
-    layers = [int(number) for number in numbers.pop()]
-    if len(layers) == 1:
-        spelled = [pattern.replace("\0", str(layers[0])) for pattern in patterns]
-        listed = "".join(f"    {quoted(name)},\n" for name in spelled)
-        return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
-    templates = [pattern.replace("\0", "{layer}") for pattern in patterns]
-    if len(templates) == 1:
-        inner = f'name = f"{templates[0]}"\n{body}'
-    else:
-        listed = "".join(f'    f"{template}",\n' for template in templates)
-        inner = f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
-    return f"for layer in {_sequence(layers)}:\n{textwrap.indent(inner, '    ')}"
+        if match is None:
+            return None
+        template = Template(f"{name[: match.start()]}{{layer}}{name[match.end() :]}")
+        layers_by_template.setdefault(template, []).append(int(match[0]))
+    layers = {tuple(numbers) for numbers in layers_by_template.values()}
+    if len(layers) != 1:
+        return None
+    return [*layers_by_template], [*layers.pop()]
+
+
+def _can_be_template(name: str) -> bool:
+    """Return whether a name needs no escapes within an f-string."""
+    return not any(character in name for character in "{}\\\"'")
 
 
 def _of_layer(template: str, number: str) -> str:

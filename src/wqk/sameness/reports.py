@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from wqk.sameness.answer import CheckpointComparison
+from wqk.sameness.comparisons import BlockComparison
+from wqk.sameness.contents import TensorComparison
 from wqk.sameness.verdicts import Verdict
 
 # Characters that XML 1.0 does not allow.
 NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
+# Attributes of JUnit's suites that count cases, and the path of the elements to count.
+COUNTED = {"tests": "*", "failures": "*/failure", "skipped": "*/skipped"}
 
 
 def failure(comparison: CheckpointComparison) -> Iterator[str]:
@@ -19,8 +24,71 @@ def failure(comparison: CheckpointComparison) -> Iterator[str]:
     for cause in comparison.causes:
         yield f"{cause.where}: {cause.mismatch.reason}"
     yield from map(str, comparison.differing)
-    for line in comparison.commented_repair.splitlines() if comparison.repair else ():
-        yield f"    {line}"
+    if comparison.repair:
+        for line in comparison.commented_repair.splitlines():
+            yield f"    {line}"
+
+
+class Case(NamedTuple):
+    """A case of a JUnit suite; it passed, unless there is a failure or a reason to skip it."""
+
+    name: str
+    failure: str = ""
+    skipped: str = ""
+
+
+def junit(comparison: CheckpointComparison) -> bytes:
+    """Return the comparison as JUnit's XML: a case for each block and each other tensor.
+
+    Parts that were not compared are skipped cases.
+    """
+    title = in_xml(f"{comparison.reference} = {comparison.candidate}")
+    suite = ElementTree.Element("testsuite", name=title)
+    for case in _cases(comparison):
+        _add_case(suite, case)
+    for attribute, path in COUNTED.items():
+        suite.set(attribute, str(len(suite.findall(path))))
+    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)
+
+
+def _cases(comparison: CheckpointComparison) -> Iterator[Case]:
+    """Yield a case for each part of both models."""
+    yield from map(_case_of_block, comparison.blocks)
+    for blocks in comparison.alone:
+        for place in blocks.places:
+            yield Case(str(place), failure=f"only in {blocks.model}")
+    for setting in comparison.settings:
+        name = f"config.{setting.facts['name']}"
+        yield Case(name, failure=f"{setting.reason}\n{setting.repair}")
+    yield from map(_case_of_tensor, comparison.tensors)
+    keys = [f"config.{key}" for key in comparison.settings_not_compared]
+    for name in (*comparison.unknown, *comparison.not_compared, *keys):
+        yield Case(name, skipped="not compared")
+
+
+def _case_of_block(block: BlockComparison) -> Case:
+    name = str(block.place)
+    if block.verdict is Verdict.DIFFERENT:
+        return Case(name, failure=f"{block.reason}\n{block.repair}")
+    if block.undecided:
+        return Case(name, skipped=f"not decided: {block.undecided}")
+    return Case(name)
+
+
+def _case_of_tensor(tensor: TensorComparison) -> Case:
+    return Case(tensor.title, failure=str(tensor) if tensor.outcome.differs else "")
+
+
+def _add_case(suite: ElementTree.Element, case: Case) -> None:
+    """Add an element for a case to the element of a suite."""
+    attributes = {"classname": "wqk.same", "name": in_xml(case.name)}
+    element = ElementTree.SubElement(suite, "testcase", attributes)
+    if case.failure:
+        text = in_xml(case.failure)
+        message = text.splitlines()[0]
+        ElementTree.SubElement(element, "failure", message=message).text = text
+    elif case.skipped:
+        ElementTree.SubElement(element, "skipped", message=in_xml(case.skipped))
 
 
 def in_xml(text: str) -> str:
@@ -32,40 +100,3 @@ def in_xml(text: str) -> str:
     'a\\x1bb'
     """
     return NOT_IN_XML.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
-def junit(comparison: CheckpointComparison) -> bytes:
-    """Return the comparison as JUnit's XML: a case for each block and each other tensor.
-
-    What was not compared is a case that was skipped.
-    """
-    title = in_xml(f"{comparison.reference} = {comparison.candidate}")
-    suite = ElementTree.Element("testsuite", name=title)
-
-    def case(name: str, wrong: str = "", skipped: str = "") -> None:
-        attributes = {"classname": "wqk.same", "name": in_xml(name)}
-        element = ElementTree.SubElement(suite, "testcase", attributes)
-        if wrong:
-            text = in_xml(wrong)
-            failed = ElementTree.SubElement(element, "failure", message=text.splitlines()[0])
-            failed.text = text
-        elif skipped:
-            ElementTree.SubElement(element, "skipped", message=in_xml(skipped))
-
-    for block in comparison.blocks:
-        is_different = block.verdict is Verdict.DIFFERENT
-        wrong = f"{block.reason}\n{block.repair}" if is_different else ""
-        case(str(block.place), wrong, f"not decided: {block.undecided}" if block.undecided else "")
-    for name, places, _ in comparison.alone:
-        for place in places:
-            case(str(place), f"only in {name}")
-    for setting in comparison.settings:
-        case(f"config.{setting.facts['name']}", f"{setting.reason}\n{setting.repair}")
-    for tensor in comparison.tensors:
-        case(tensor.name or tensor.other, str(tensor) if tensor.outcome.differs else "")
-    keys = (f"config.{name}" for name in comparison.settings_not_compared)
-    for name in (*comparison.unknown, *comparison.not_compared, *keys):
-        case(name, skipped="not compared")
-    for what, path in (("tests", "*"), ("failures", "*/failure"), ("skipped", "*/skipped")):
-        suite.set(what, str(len(suite.findall(path))))
-    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)

@@ -16,8 +16,9 @@ from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness import configured
 from wqk.sameness.alignment import Alignment, align
-from wqk.sameness.answer import BlockComparison, Cause, CheckpointComparison
+from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.both_models import open_both
+from wqk.sameness.comparisons import BlockComparison, Cause
 from wqk.sameness.contents import paired_names
 from wqk.sameness.diagnosis import Apart, diagnose
 from wqk.sameness.edits import Take

@@ -22,7 +22,7 @@ from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan, Place
 from wqk.families.model_types import default_values
 from wqk.model import Model
-from wqk.sameness.answer import BlockComparison, Cause
+from wqk.sameness.comparisons import BlockComparison, Cause
 from wqk.sameness.contents import Outcome, TensorComparison, compare_stored
 from wqk.sameness.edits import (
     Edit,

@@ -19,7 +19,7 @@ from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.answer import BlockComparison, Cause
+from wqk.sameness.comparisons import BlockComparison, Cause
 from wqk.sameness.contents import Outcome, TensorComparison, paired_names
 from wqk.sameness.edits import Transpose
 from wqk.sameness.matching import same_numbers

@@ -1,4 +1,4 @@
-"""The three verdicts of a comparison, and the form that each has in every output."""
+"""The three verdicts of a comparison, and the value of each in every output."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ class Verdict(StrEnum):
 
     @property
     def same(self) -> bool | None:
-        """Whether the two are the same; None where a comparison could not decide it."""
-        return {Verdict.SAME: True, Verdict.DIFFERENT: False}.get(self)
+        """True if the two models are the same; None if a comparison could not decide that."""
+        if self is Verdict.NOT_DECIDED:
+            return None
+        return self is Verdict.SAME
 
     @property
     def exit_status(self) -> int:
-        """Exit status of the command; 2 is that of an error."""
-        return {Verdict.SAME: 0, Verdict.DIFFERENT: 1}.get(self, 3)
+        """Exit status of the command; 2 is the status of errors."""
+        if self is Verdict.NOT_DECIDED:
+            return 3
+        return 0 if self is Verdict.SAME else 1

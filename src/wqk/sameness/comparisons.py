@@ -1,0 +1,363 @@
+"""Records of a comparison: blocks, causes and tensors, with the verdict on two models.
+
+Records contain no sentences but the reasons of causes. `wqk.sameness.sentences` puts the records
+into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wqk._console import few
+from wqk.families import Place
+from wqk.sameness.contents import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.origins import numbers_of
+from wqk.sameness.places_in_words import layers_in_words, places_in_words
+from wqk.sameness.repairs import Step, merged, program
+from wqk.sameness.verdicts import Verdict
+from wqk.sameness.weights import SCORES
+
+if TYPE_CHECKING:
+    from wqk.sameness.written_repair import WrittenRepair
+
+# Kinds of causes that lie next to the weights of a circuit, not in the weights.
+NEXT_TO_WEIGHTS = (Kind.SETTING, Kind.ROTARY, Kind.SINKS, Kind.SIZES)
+# Kinds whose reason joins blocks also where no repair is known.
+JOINED_BY_REASON = (Kind.SETTING, Kind.ROTARY)
+# Names of the counts of tensors outside the forms.
+TITLES = {
+    ATTENTION: "attention's other tensors",
+    MIXER: "other mixers",
+    OTHER: "other tensors",
+}
+
+
+class Count(NamedTuple):
+    """Number of equal parts, and of all parts that were compared."""
+
+    same: int
+    compared: int
+
+
+class LoneBlocks(NamedTuple):
+    """Blocks of one model that the other model lacks.
+
+    Attributes
+    ----------
+    model
+        The name of the model that has the blocks.
+    places
+        The blocks.
+    lacking
+        The name of the other model.
+    """
+
+    model: str
+    places: tuple[Place, ...]
+    lacking: str
+
+
+@dataclass(frozen=True)
+class BlockComparison:
+    """A block of the candidate next to the same block of the reference.
+
+    Attributes
+    ----------
+    stack, kind, layer
+        Address of the block in the reference.
+    distance
+        By distance N between tokens, the largest ‖M_r(N) − M_c(N)‖ / ‖M_r(N)‖ of all heads.
+    head
+        The head with the largest distance.
+    tolerance
+        The distance of this head that rounding explains, or that was accepted.
+    mismatches
+        Causes of the difference; empty for equal blocks.
+    heads
+        The largest distance of each head; 0 where rounding explains the distance.
+    beside
+        The largest distance by circuit, for circuits besides the scores, such as values. Circuits
+        that a family does not name are left out.
+    unequal
+        The circuits that differ by more than is allowed.
+    identical
+        True if all stored bytes of the block are equal.
+    moved
+        The largest distance of the scores of each head, also where rounding explains the distance.
+    undecided
+        The reason why scores cannot be compared; empty if they can.
+    """
+
+    stack: str
+    kind: str
+    layer: int
+    distance: dict[int, float]
+    head: int
+    tolerance: float
+    mismatches: tuple[Mismatch, ...]
+    heads: tuple[float, ...] = ()
+    beside: dict[str, float] = field(default_factory=dict)
+    unequal: tuple[str, ...] = ()
+    identical: bool = False
+    moved: tuple[float, ...] = ()
+    undecided: str = ""
+
+    @property
+    def place(self) -> Place:
+        """Address of the block in the reference."""
+        return Place(self.stack, self.kind, self.layer)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Outcome of the comparison of the two blocks."""
+        if self.mismatches or self.unequal:
+            return Verdict.DIFFERENT
+        return Verdict.NOT_DECIDED if self.undecided else Verdict.SAME
+
+    @property
+    def same(self) -> bool | None:
+        """True if both blocks attend in the same way; None if that is not decided."""
+        return self.verdict.same
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance of any head in any circuit."""
+        return max((*self.distance.values(), *self.beside.values()), default=0.0)
+
+    @property
+    def wrong(self) -> set[str]:
+        """The circuits that differ, in their weights or next to their weights."""
+        circuits = set(self.unequal)
+        for mismatch in self.mismatches:
+            if mismatch.verdict in NEXT_TO_WEIGHTS or "circuit" in mismatch.facts:
+                circuits.add(mismatch.facts.get("circuit", SCORES))
+        return circuits
+
+    @property
+    def reason(self) -> str:
+        """All causes of the difference, as text."""
+        return "; ".join(map(str, self.mismatches))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that make the block like the reference's, as far as they are known."""
+        return merged(step for mismatch in self.mismatches for step in mismatch.steps)
+
+    @property
+    def repair(self) -> str:
+        """The steps as code."""
+        return program(self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values["mismatches"] = [mismatch.to_dict() for mismatch in self.mismatches]
+        values["same"] = self.same
+        return values
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mismatch with all blocks, or all tensors outside of forms, that have the mismatch.
+
+    Attributes
+    ----------
+    mismatch
+        Kind, reason and repair.
+    places
+        The blocks.
+    tensors
+        The reference's names of the tensors, if no block has the mismatch.
+    """
+
+    mismatch: Mismatch
+    places: tuple[Place, ...]
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The blocks, or the layers of the tensors, in few words."""
+        if not self.tensors:
+            return places_in_words(self.places) or "in the configuration"
+        layers = {numbers_of(name)[0] for name in self.tensors if numbers_of(name)}
+        return layers_in_words(layers) if layers else few(self.tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        blocks = [place._asdict() for place in self.places]
+        return self.mismatch.to_dict() | {"blocks": blocks, "outside": self.tensors}
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Everything that a comparison found, and the verdict that follows.
+
+    `wqk.sameness.answer.CheckpointComparison` describes the fields, and adds the output.
+    """
+
+    reference: str
+    candidate: str
+    blocks: tuple[BlockComparison, ...]
+    missing: tuple[Place, ...] = ()
+    added: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
+    tensors: tuple[TensorComparison, ...] = ()
+    unknown: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    accepted: float = 0.0
+    quantized: tuple[str, ...] = ()
+    settings: tuple[Mismatch, ...] = ()
+    settings_not_compared: tuple[str, ...] = ()
+    tensor_causes: tuple[Cause, ...] = ()
+    adapter: str = ""
+    repaired: WrittenRepair | None = None
+
+    # -- verdict ---------------------------------------------------------------------------
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Outcome of the comparison of both models.
+
+        The models differ if only one has some block, or if anything that was compared differs. The
+        outcome is not decided if nothing differs, but the scores of a block cannot be compared.
+        """
+        verdicts = {block.verdict for block in self.blocks}
+        has_lone_blocks = bool(self.missing or self.added)
+        differs_elsewhere = bool(self.differing or self.settings or self.tensor_causes)
+        if has_lone_blocks or differs_elsewhere or Verdict.DIFFERENT in verdicts:
+            return Verdict.DIFFERENT
+        return Verdict.NOT_DECIDED if Verdict.NOT_DECIDED in verdicts else Verdict.SAME
+
+    @property
+    def same(self) -> bool | None:
+        """True if the two models are the same; None if that is not decided."""
+        return self.verdict.same
+
+    def __bool__(self) -> bool:
+        return self.verdict is Verdict.SAME
+
+    # -- parts that differ -----------------------------------------------------------------
+
+    @property
+    def different_blocks(self) -> tuple[BlockComparison, ...]:
+        """The blocks that differ."""
+        return tuple(block for block in self.blocks if block.verdict is Verdict.DIFFERENT)
+
+    @property
+    def undecided(self) -> dict[str, tuple[Place, ...]]:
+        """The blocks whose scores cannot be compared, by reason."""
+        places_by_reason: dict[str, list[Place]] = {}
+        for block in self.blocks:
+            if block.undecided:
+                places_by_reason.setdefault(block.undecided, []).append(block.place)
+        return {reason: tuple(places) for reason, places in places_by_reason.items()}
+
+    @property
+    def differing(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ."""
+        return tuple(tensor for tensor in self.tensors if tensor.outcome.differs)
+
+    @property
+    def unexplained(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ without a known cause."""
+        explained = {
+            name for cause in self.causes for name in cause.mismatch.facts.get("tensors", ())
+        }
+        return tuple(tensor for tensor in self.differing if tensor.title not in explained)
+
+    @property
+    def unrepaired(self) -> tuple[TensorComparison, ...]:
+        """The tensors outside the forms that differ, and that no step edits."""
+        edited = {name for step in self.steps for name in step.edited}
+        for cause in self.causes:
+            if cause.mismatch.steps:
+                edited.update(cause.tensors)
+        return tuple(
+            tensor
+            for tensor in self.differing
+            if tensor.other not in edited and tensor.name not in edited
+        )
+
+    @property
+    def alone(self) -> list[LoneBlocks]:
+        """The blocks that only one of the two models has."""
+        lone = [
+            LoneBlocks(self.reference, self.missing, self.candidate),
+            LoneBlocks(self.candidate, self.added, self.reference),
+        ]
+        return [blocks for blocks in lone if blocks.places]
+
+    @property
+    def counts(self) -> dict[str, Count]:
+        """Numbers of equal and of compared parts: circuits of blocks and kinds of tensors."""
+        outcomes: dict[str, list[bool]] = {SCORES: []}
+        for block in self.blocks:
+            wrong = block.wrong
+            if block.verdict is not Verdict.NOT_DECIDED:
+                outcomes[SCORES].append(SCORES not in wrong)
+            for circuit in block.beside:
+                outcomes.setdefault(circuit, []).append(circuit not in wrong)
+        for tensor in self.tensors:
+            if tensor.outcome is not Outcome.UNKNOWN:
+                outcomes.setdefault(TITLES[tensor.role], []).append(tensor.outcome.same)
+        return {title: Count(sum(equal), len(equal)) for title, equal in outcomes.items()}
+
+    # -- causes and their repair -----------------------------------------------------------
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """All causes, each once with the blocks that have it; the most frequent first."""
+        causes = [*_causes_of_blocks(self.blocks), *self.tensor_causes]
+        causes += [Cause(setting, ()) for setting in self.settings]
+        return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
+
+    @property
+    def reason(self) -> str:
+        """All causes, each once, as text."""
+        return "; ".join(dict.fromkeys(str(cause.mismatch) for cause in self.causes))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that make the candidate like the reference, as far as they are known."""
+        # Weights that are stored transposed were compared after they had been turned, and are
+        # turned first.
+        causes = sorted(
+            self.causes, key=lambda cause: cause.mismatch.verdict is not Kind.TRANSPOSED
+        )
+        return merged(step for cause in causes for step in cause.mismatch.steps)
+
+    @property
+    def repair(self) -> str:
+        """The steps as code."""
+        return program(self.steps)
+
+
+def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
+    """Join the mismatches of blocks that have one cause.
+
+    Mismatches with steps are one cause if their reasons are equal. Other mismatches are one cause
+    if their kinds are equal, because distances and factors differ from layer to layer.
+    """
+    groups: dict[tuple[Kind, str], list[tuple[Mismatch, Place]]] = {}
+    for block in blocks:
+        for mismatch in block.mismatches:
+            is_joined_by_reason = mismatch.steps or mismatch.verdict in JOINED_BY_REASON
+            reason = mismatch.reason if is_joined_by_reason else mismatch.verdict
+            key = (mismatch.verdict, reason)
+            groups.setdefault(key, []).append((mismatch, block.place))
+    return [_joined_cause(members) for members in groups.values()]
+
+
+def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:
+    """Return one cause of several blocks."""
+    first, _ = members[0]
+    reason = first.reason
+    if any(mismatch.reason != reason for mismatch, _ in members):
+        reason = str(first.verdict)
+    steps = merged(step for mismatch, _ in members for step in mismatch.steps)
+    places = tuple(place for _, place in members)
+    return Cause(replace(first, reason=reason, steps=steps), places)

@@ -1,0 +1,99 @@
+"""Lines that the command prints for a comparison: sentence, table of distances, causes, repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from wqk._console import spans
+from wqk.sameness.places_in_words import places_in_words
+from wqk.sameness.sentences import commented, outcome
+from wqk.tables.sheet import Sheet
+
+if TYPE_CHECKING:
+    from wqk.sameness.comparisons import BlockComparison, Cause, Comparison
+
+# Tensors without a known cause that are printed.
+MOST_TENSORS = 8
+# The footnote of the table of distances.
+DISTANCE = (
+    "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off, and the farthest layer; "
+    "N tokens from query to key"
+)
+
+
+def printed(comparison: Comparison) -> Iterator[Any]:
+    """Yield the verdict, then the distances, each cause with its layers, and the repair."""
+    yield Text.assemble((comparison.reference, "bold"), "  and  ", (comparison.candidate, "bold"))
+    yield outcome(comparison)
+    for note in comparison.notes:
+        yield Text(note, style="dim")
+    for blocks in comparison.alone:
+        yield f"only in {blocks.model}: {places_in_words(blocks.places)}"
+    if comparison.different_blocks:
+        yield table_of_distances(comparison)
+        yield Text(DISTANCE, style="dim")
+    if comparison.adapter:
+        yield comparison.adapter
+    yield from map(_line_of_cause, comparison.causes)
+    yield from _unexplained_tensors(comparison)
+    if comparison.repair:
+        yield ""
+        yield _code(commented(comparison.repair))
+    if comparison.repaired is not None:
+        yield ""
+        yield comparison.repaired.summary
+
+
+def _line_of_cause(cause: Cause) -> Text:
+    """Return the reason of a cause, its sides and its layers."""
+    sides = " and ".join(cause.mismatch.sides)
+    sides_in_brackets = f" ({sides})" if sides else ""
+    return Text.assemble((cause.mismatch.reason, "bold"), f"{sides_in_brackets}, {cause.where}")
+
+
+def _unexplained_tensors(comparison: Comparison) -> Iterator[Text | str]:
+    """Yield a line for each of the first tensors without a known cause."""
+    tensors = comparison.unexplained
+    for tensor in tensors[:MOST_TENSORS]:
+        yield Text.assemble((tensor.title, "bold"), f"  {tensor.reason or tensor.outcome}")
+    remaining = len(tensors) - MOST_TENSORS
+    if remaining > 0:
+        yield f"and {remaining} more tensors that differ (--json lists them)"
+
+
+def table_of_distances(comparison: Comparison) -> Sheet:
+    """Return a table of the distances of blocks that differ; blocks of equal causes are a row."""
+    groups: dict[tuple[str, ...], list[BlockComparison]] = {}
+    for block in comparison.different_blocks:
+        kinds = [str(mismatch.verdict) for mismatch in block.mismatches]
+        key = (block.stack, block.kind, *kinds, *block.unequal)
+        groups.setdefault(key, []).append(block)
+    positions: dict[int, None] = {}
+    circuits: dict[str, None] = {}
+    for block in comparison.blocks:
+        positions |= dict.fromkeys(block.distance)
+        circuits |= dict.fromkeys(block.beside)
+    scores = [f"scores, N={position}" for position in positions]
+    sheet = Sheet.of("attention", "layers", *scores, *circuits, text=["attention", "layers"])
+    for blocks in groups.values():
+        cells = [
+            _largest(block.distance.get(position) for block in blocks) for position in positions
+        ]
+        cells += [_largest(block.beside.get(circuit) for block in blocks) for circuit in circuits]
+        layers = spans([block.layer for block in blocks])
+        sheet.add(f"{blocks[0].stack} {blocks[0].kind}", layers, *cells)
+    return sheet
+
+
+def _largest(distances: Iterable[float | None]) -> str:
+    """Return the largest distance as text; a dash where no distance is known."""
+    known = [distance for distance in distances if distance is not None]
+    return f"{max(known):.1e}" if known else "–"
+
+
+def _code(text: str) -> Text:
+    """Return code that is neither wrapped nor indented, and can be copied as it is."""
+    return Text(text, no_wrap=True, overflow="ignore")

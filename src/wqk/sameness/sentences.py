@@ -1,0 +1,197 @@
+"""Sentences on the outcome of a comparison, made from its records.
+
+Only this file joins counts, causes and places into sentences. Reasons of single causes are made
+with the causes, in `wqk.sameness.mismatches` and next to the finders.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from wqk._console import counted, farthest, few
+from wqk.sameness.comparisons import Cause, Comparison, LoneBlocks
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.places_in_words import places_in_words
+from wqk.sameness.verdicts import Verdict
+
+# Kinds whose reason is printed also where no repair is known.
+NAMED_WITHOUT_REPAIR = (
+    Kind.SETTING,
+    Kind.ROTARY,
+    Kind.LAYER,
+    Kind.QUANTIZED,
+    Kind.BLOCK_SCALES,
+)
+# Settings that are listed.
+MOST_SETTINGS = 3
+# Place of towers that a GGUF file lacks.
+MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
+
+
+def outcome(comparison: Comparison) -> str:
+    """Return the outcome of a comparison in one sentence."""
+    if comparison.verdict is Verdict.DIFFERENT:
+        return _differences(comparison)
+    if comparison.verdict is Verdict.NOT_DECIDED:
+        return _doubts(comparison)
+    return _sameness(comparison)
+
+
+def _differences(comparison: Comparison) -> str:
+    parts = [_different_blocks(comparison)]
+    parts += [_lone_blocks(blocks) for blocks in comparison.alone]
+    parts += [_different_tensors(comparison), _different_settings(comparison)]
+    differences = "; ".join(part for part in parts if part)
+    beyond = ", beyond what quantization explains" if comparison.quantized else ""
+    compared = _compared(comparison)
+    equal = f" Equal: {compared}." if compared else ""
+    return f"Not the same{beyond}: {differences}.{equal}{_moved_most(comparison)}"
+
+
+def _doubts(comparison: Comparison) -> str:
+    reasons = [
+        f"{reason} ({places_in_words(places)})" for reason, places in comparison.undecided.items()
+    ]
+    compared = _compared(comparison)
+    equal = f" Equal as far as compared: {compared}." if compared else ""
+    return f"Not decided: {'; '.join(reasons)}.{equal}"
+
+
+def _sameness(comparison: Comparison) -> str:
+    attention = "attention" if comparison.blocks else "mixers of tokens"
+    subject = f"The same {attention}"
+    if comparison.unknown:
+        subject += ", as far as it was compared"
+    is_whole = not (comparison.not_compared or comparison.settings_not_compared)
+    if is_whole and not comparison.unknown:
+        subject = "The same model"
+    if comparison.quantized:
+        subject += f" but for quantization ({', '.join(comparison.quantized)})"
+    sameness = f"{subject}: {_compared(comparison)}."
+    if not comparison.blocks:
+        return sameness
+    return f"{sameness} {_largest_distance(comparison)}{_moved_most(comparison)}"
+
+
+def _largest_distance(comparison: Comparison) -> str:
+    """Return a sentence on the largest distance of a head, and the distance that is allowed."""
+    largest = max(block.farthest for block in comparison.blocks)
+    allowed = max(block.tolerance for block in comparison.blocks)
+    explanation = "the rounding of stored numbers explains"
+    if comparison.accepted:
+        allowed = max(allowed, comparison.accepted)
+        explanation = "the tolerance that was given accepts"
+    return (
+        f"Heads lie at most {largest:.1e} apart, relative to their norm; {explanation} "
+        f"{allowed:.1e}."
+    )
+
+
+def _different_blocks(comparison: Comparison) -> str:
+    """Return the number of blocks that differ, their causes and distances; or nothing."""
+    differing = comparison.different_blocks
+    if not differing:
+        return ""
+    causes = [_name_of_cause(cause) for cause in comparison.causes if cause.places]
+    distances = [block.farthest for block in differing]
+    low, high = min(distances), max(distances)
+    spread = f"up to {high:.2g}" if high <= 2 * low else f"{low:.2g} to {high:.2g}"
+    distance = f" (relative distance {spread})" if high > 0 else ""
+    count = f"{len(differing)} of {len(comparison.blocks)} blocks differ"
+    return f"{count}: {'; '.join(dict.fromkeys(causes))}{distance}"
+
+
+def _name_of_cause(cause: Cause) -> str:
+    """Return the reason of a cause of blocks, or the kind where the reason is only a distance."""
+    mismatch = cause.mismatch
+    is_named = mismatch.steps or mismatch.verdict in NAMED_WITHOUT_REPAIR
+    return mismatch.reason if is_named else str(mismatch.verdict)
+
+
+def _lone_blocks(blocks: LoneBlocks) -> str:
+    """Return the number of blocks that only one of the two models has."""
+    text = f"{counted(len(blocks.places), 'block')} only in {blocks.model}"
+    is_tower = blocks.places[0].stack.startswith(("vision", "audio"))
+    if is_tower and blocks.lacking.endswith(".gguf"):
+        return text + MMPROJ
+    return text
+
+
+def _different_tensors(comparison: Comparison) -> str:
+    """Return the number of tensors outside the forms that differ, and their causes; or nothing."""
+    texts = [f"{cause.mismatch.reason}, {cause.where}" for cause in comparison.tensor_causes]
+    if comparison.unexplained:
+        texts.append(few([*map(str, comparison.unexplained)], 1))
+    if not comparison.differing:
+        return "; ".join(texts)
+    causes = f" ({'; '.join(texts)})" if texts else ""
+    return f"{_number_that_differs(len(comparison.differing), 'tensor')}{causes}"
+
+
+def _different_settings(comparison: Comparison) -> str:
+    """Return the number of settings that differ, and the first of them; or nothing."""
+    settings = comparison.settings
+    if not settings:
+        return ""
+    first = "; ".join(map(str, settings[:MOST_SETTINGS]))
+    more = " …" if len(settings) > MOST_SETTINGS else ""
+    return f"{_number_that_differs(len(settings), 'setting')} ({first}{more})"
+
+
+def _number_that_differs(count: int, noun: str) -> str:
+    """Return a number of things with the verb *differ*.
+
+    Examples
+    --------
+    >>> _number_that_differs(1, "tensor"), _number_that_differs(2, "tensor")
+    ('1 tensor differs', '2 tensors differ')
+    """
+    verb = "differs" if count == 1 else "differ"
+    return f"{counted(count, noun)} {verb}"
+
+
+def _compared(comparison: Comparison) -> str:
+    """Return the counts of equal parts, and the parts that were not compared."""
+    texts = [
+        f"{title} {count.same}/{count.compared}"
+        for title, count in comparison.counts.items()
+        if count.compared
+    ]
+    if comparison.unknown:
+        texts.append(f"not compared: {few(comparison.unknown)}")
+    if comparison.not_compared:
+        texts.append(f"{counted(len(comparison.not_compared), 'other tensor')} not compared")
+    if comparison.settings_not_compared:
+        keys = few(comparison.settings_not_compared)
+        texts.append(f"other settings, not compared: {keys}")
+    return " · ".join(texts)
+
+
+def _moved_most(comparison: Comparison) -> str:
+    """Return a sentence on the heads of quantized weights that moved most; or nothing."""
+    if not comparison.quantized:
+        return ""
+    is_one_stack = len({(block.stack, block.kind) for block in comparison.blocks}) == 1
+    moves: list[tuple[float, str]] = []
+    for block in comparison.blocks:
+        prefix = "" if is_one_stack else f"{block.stack} {block.kind} "
+        for head, distance in enumerate(block.moved):
+            if math.isfinite(distance):
+                moves.append((distance, f"{prefix}{block.layer}.{head}"))
+    return f" {farthest(moves)}" if moves else ""
+
+
+def commented(repair: str) -> str:
+    """Return the code of a repair after comments that explain its variables."""
+    return "\n".join([*_comments(repair), repair])
+
+
+def _comments(repair: str) -> Iterator[str]:
+    """Yield a comment for each variable that the code of a repair contains."""
+    if "tensors[" in repair:
+        yield "# tensors: the candidate's, by name"
+    if "reference[" in repair:
+        yield "# reference: the reference's, under the candidate's names and in its layout"
+    if "config[" in repair or "config.pop" in repair:
+        yield "# config: the candidate's config.json"
