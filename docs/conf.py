@@ -41,6 +41,7 @@ exclude_patterns = [
     "results/collator.md",
     "results/conversion.md",
     "results/directionality.md",
+    "results/larger.md",
     "results/linear.md",
     "results/parts.md",
     "results/starts.md",

@@ -583,6 +583,7 @@ PAGES = {
     "directionality.md": Page(
         FOLDER / "directionality", {"models": partial(ends_table, FOLDER / "directionality")}
     ),
+    "larger.md": Page(FOLDER / "larger", {}),
     "collator.md": Page(FOLDER / "collator", {"models": partial(ends_table, FOLDER / "collator")}),
 }
 

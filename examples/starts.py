@@ -2,7 +2,8 @@
 
 ``python examples/starts.py wikipedia.jsonl.xz starts.csv --seeds 1-15`` trains small BERTs of
 `transformers` on characters, one for each arm and seed, and adds a line to the table when one has
-ended; interrupted, the same command goes on. ``--jobs 2`` trains two at a time.
+ended; interrupted, the same command goes on. ``--jobs 2`` trains two at a time. ``--layers 4
+--width 256`` trains larger models; each size needs a table of its own.
 
 A symmetric start, W_k = W_q, makes tokens attend to themselves, makes similar tokens attract each
 other, and makes the form symmetric. All arms have heads of one mean norm. The *excess* is what the
@@ -25,19 +26,23 @@ import numpy as np
 import torch
 import transformers
 
-LAYERS, HEADS, WIDTH, BLOCK, BATCH, HIDDEN, SYMBOLS, CHARACTERS = (
-    2,
-    4,
-    128,
-    32,
-    32,
-    10,
-    62,
-    4_000_000,
-)
+HEADS = 4
+BLOCK, BATCH, HIDDEN = 32, 32, 10  # characters in a block, blocks in a step, masked characters
+SYMBOLS, CHARACTERS = 62, 4_000_000
 RATE, DEVIATION = 1e-3, 0.04
-MASK, UNKNOWN, STEPS, PLATEAU = 0, 1, 600, slice(300, 600)
+MASK, UNKNOWN = 0, 1
+STEPS, PLATEAU = 600, slice(300, 600)
 COLUMNS = ("start", "seed", "step", "plateau_loss", "first_below", "last_loss", "excess")
+
+
+class Size(NamedTuple):
+    """Number of layers, and width."""
+
+    layers: int
+    width: int
+
+
+SMALL = Size(layers=2, width=128)
 
 
 class Arm(NamedTuple):
@@ -70,12 +75,12 @@ ARMS = {
 class Scores(torch.nn.Module):
     """Self-attention whose logits an arm changes, in place of the softmax of plain products."""
 
-    def __init__(self, arm: Arm) -> None:
+    def __init__(self, arm: Arm, layers: int) -> None:
         super().__init__()
         self.arm = arm
         self.tokens: torch.Tensor | None = None  # the characters that the model sees, (B, N)
         self.measured: list[torch.Tensor] | None = None
-        self.added = torch.nn.Parameter(torch.zeros(LAYERS, HEADS), requires_grad=arm.learned)
+        self.added = torch.nn.Parameter(torch.zeros(layers, HEADS), requires_grad=arm.learned)
 
     def attend(
         self, module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any
@@ -127,22 +132,22 @@ def encoded(path: str) -> np.ndarray:
 def head_norm(attention: Any) -> float:
     """Mean norm of the heads' W_q W_kᵀ."""
     query, key = (
-        side.weight.detach().view(HEADS, -1, WIDTH) for side in (attention.query, attention.key)
+        side.weight.detach().unflatten(0, (HEADS, -1)) for side in (attention.query, attention.key)
     )
     return float((query.mT @ key).norm(dim=(1, 2)).mean())
 
 
-def build(arm: Arm, seed: int) -> tuple[Any, Scores]:
+def build(arm: Arm, seed: int, size: Size = SMALL) -> tuple[Any, Scores]:
     """A new model with an arm's start, and its attention."""
     torch.manual_seed(seed)
-    scores = Scores(arm)
+    scores = Scores(arm, size.layers)
     transformers.AttentionInterface.register("starts", scores.attend)
     config = transformers.BertConfig(
         vocab_size=SYMBOLS + 1,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
         num_attention_heads=HEADS,
-        intermediate_size=4 * WIDTH,
+        intermediate_size=4 * size.width,
         max_position_embeddings=BLOCK,
         hidden_dropout_prob=0,
         attention_probs_dropout_prob=0,
@@ -163,16 +168,18 @@ def build(arm: Arm, seed: int) -> tuple[Any, Scores]:
     return model, scores
 
 
-def excess(seed: int, tokens: torch.Tensor) -> torch.Tensor:
+def excess(seed: int, tokens: torch.Tensor, size: Size = SMALL) -> torch.Tensor:
     """What the symmetric start adds to a token's logit with itself, (layers, heads)."""
-    model, scores = build(ARMS["symmetric"], seed)
+    model, scores = build(ARMS["symmetric"], seed, size)
     scores.measured = []
     with torch.no_grad():
         model(input_ids=tokens)
     return torch.stack(scores.measured)
 
 
-def trained(name: str, seed: int, text: np.ndarray, steps: int = STEPS) -> dict[str, Any]:
+def trained(
+    name: str, seed: int, text: np.ndarray, size: Size = SMALL, steps: int = STEPS
+) -> dict[str, Any]:
     """Train an arm, and return its line of the table."""
     arm = ARMS[name]
     draw = np.random.default_rng(seed)
@@ -184,8 +191,8 @@ def trained(name: str, seed: int, text: np.ndarray, steps: int = STEPS) -> dict[
         return inputs.masked_fill(hidden, MASK), inputs.where(hidden, torch.tensor(-100))
 
     first = batch()[0]
-    added = excess(seed, first)
-    model, scores = build(arm, seed)
+    added = excess(seed, first, size)
+    model, scores = build(arm, seed, size)
     scores.added.data.copy_((arm.itself or arm.same) * added)
     parameters = [*model.parameters(), *([scores.added] if arm.learned else [])]
     optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01)
@@ -219,11 +226,11 @@ def trained(name: str, seed: int, text: np.ndarray, steps: int = STEPS) -> dict[
     )
 
 
-def run(job: tuple[str, int, str]) -> dict[str, Any]:
+def run(job: tuple[str, int, str, Size]) -> dict[str, Any]:
     """Train an arm in a process of its own."""
     torch.set_num_threads(1)
-    name, seed, path = job
-    return trained(name, seed, encoded(path))
+    name, seed, path, size = job
+    return trained(name, seed, encoded(path), size)
 
 
 def main() -> None:
@@ -233,6 +240,8 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--seeds", default="1-15")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--layers", type=int, default=SMALL.layers)
+    parser.add_argument("--width", type=int, default=SMALL.width)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
@@ -242,8 +251,9 @@ def main() -> None:
             done = {(row["start"], int(row["seed"])) for row in csv.DictReader(file)}
     else:
         options.table.write_text(",".join(COLUMNS) + "\n")
+    size = Size(options.layers, options.width)
     wanted = [
-        (name, seed, options.text)
+        (name, seed, options.text, size)
         for seed in range(int(first), int(last or first) + 1)
         for name in options.arms
         if (name, seed) not in done

@@ -27,7 +27,7 @@ from wqk_lab.runs.contrasts import (
 
 DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results"
-FOLDERS = ("conversion", "parts", "starts", "linear", "directionality", "collator")
+FOLDERS = ("conversion", "parts", "starts", "linear", "directionality", "collator", "larger")
 INCLUDED = {"all-contrasts.md"}
 
 

@@ -29,7 +29,7 @@ def test_all_arms_have_heads_of_one_norm(starts: dict[str, Any]) -> None:
 def test_the_excess_is_what_the_symmetric_start_adds(starts: dict[str, Any]) -> None:
     tokens = torch.randint(2, 60, (4, starts["BLOCK"]), generator=torch.Generator().manual_seed(0))
     excess = starts["excess"](3, tokens)
-    assert excess.shape == (starts["LAYERS"], starts["HEADS"])
+    assert excess.shape == (starts["SMALL"].layers, starts["HEADS"])
     assert excess.mean() > 0.1
     # A random start has none, and the negated one its opposite where it reads the same vectors.
     for name, wanted in (("random", 0 * excess[0]), ("negated", -excess[0])):
@@ -46,7 +46,7 @@ def test_an_arm_changes_its_logits_alone(starts: dict[str, Any], name: str) -> N
     model, scores = starts["build"](arm, 0)
     attention = model.bert.encoder.layer[0].attention.self
     if arm.tied:
-        x = torch.randn(2, 5, starts["WIDTH"])
+        x = torch.randn(2, 5, starts["SMALL"].width)
         torch.testing.assert_close(attention.key(x), attention.query(x))
         return
     scores.added.data.fill_(50.0)
@@ -61,3 +61,11 @@ def test_an_arm_changes_its_logits_alone(starts: dict[str, Any], name: str) -> N
     equal = scores.tokens[0][:, None] == scores.tokens[0]
     expected = torch.eye(starts["BLOCK"]).bool() if name == "self-bias" else equal
     assert weights[0, 0][expected].sum() == pytest.approx(starts["BLOCK"], rel=1e-4)
+
+
+def test_larger_models_have_the_same_arms(starts: dict[str, Any]) -> None:
+    size = starts["Size"](layers=3, width=64)
+    model, scores = starts["build"](starts["ARMS"]["tied"], 0, size)
+    layers = model.bert.encoder.layer
+    assert (len(layers), layers[2].attention.self.query.weight.shape) == (3, (64, 64))
+    assert scores.added.shape == (3, starts["HEADS"])
