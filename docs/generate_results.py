@@ -1,11 +1,10 @@
-"""Writes the tables of docs/results/*.md from the records and contrasts beside them.
+"""Write the tables of docs/results/*.md from the records and contrasts beside them.
 
 python docs/generate_results.py
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from wqk_lab.runs.contrasts import (
     unnamed,
     verdicts,
 )
-from wqk_lab.runs.descent import descent
+from wqk_lab.runs.descent import Descent, descent
 from wqk_lab.runs.seeds import by_seed, interval, paired
 from wqk_lab.runs.speedup import saved_share
 
@@ -58,15 +57,17 @@ PAIR_WORDS = (
     "encoders and {7} decoders)."
 )
 
-# Models that were trained again, and the parts that are compared with random halves of their size.
+# Models that were trained again and measured with a control of the scores' size.
 RERUN = {
     "rerun-small-encoder": "small encoder",
     "rerun-small-decoder": "small decoder",
     "rerun-encoder": "encoder of `make train`",
     "rerun-decoder": "decoder of `make train`",
+    "rerun-wikipedia-encoder": "encoder of that recipe on Wikipedia",
+    "rerun-wikipedia-decoder": "decoder of that recipe on Wikipedia",
 }
 
-# What a verdict says of a part that was predicted to do worse or better than random halves.
+# Phrases for verdicts on a part that was predicted to do worse or better than random halves.
 THAN_RANDOM = {
     ("less", "reproduced"): "worse than random halves",
     ("less", "too small"): "worse than random halves, by less than would matter",
@@ -105,33 +106,35 @@ SCHEDULE, SPACING, SMOOTHING = 3000, 100, 0.05
 
 
 def speedups_table(records: Records) -> list[str]:
-    """Shares of the steps saved, from the recorded losses."""
+    """Return a table of the shares of the steps that starts save, from the recorded losses."""
     lines = ["| start | against | to step | seeds | steps saved |", "|:--|:--|--:|--:|--:|"]
-    for start, other, last in SPEEDUPS:
-        steps = range(SPACING, last + 1, SPACING)
-        looks = [records[f"loss at step {step}"] for step in steps]
-        losses = by_seed(*(look[cell] for cell in (other, start) for look in looks))
-        saved = [
-            saved_share(
-                *(
-                    descent(np.array(steps, float), curve, SMOOTHING * SCHEDULE)
-                    for curve in np.reshape(both, (2, -1))
-                )
-            )
-            for both in losses.values()
-        ]
-        share = interval(paired(saved), "+.0%")
-        lines.append(f"| `{start}` | `{other}` | {last:,} | {len(losses)} | {share} |")
+    for candidate, baseline, last in SPEEDUPS:
+        steps = np.arange(SPACING, last + 1, SPACING, dtype=float)
+        baseline_curves = loss_curves(records, baseline, steps)
+        candidate_curves = loss_curves(records, candidate, steps)
+        curve_pairs = by_seed(baseline_curves, candidate_curves).values()
+        shares = [saved_share(*curves) for curves in curve_pairs]
+        saved = interval(paired(shares), "+.0%")
+        lines.append(f"| `{candidate}` | `{baseline}` | {last:,} | {len(shares)} | {saved} |")
     return lines
 
 
+def loss_curves(records: Records, start: str, steps: np.ndarray) -> dict[int, Descent]:
+    """Return the falling curve of a start's losses, by seed."""
+    losses_by_step = [records[f"loss at step {step:.0f}"][start] for step in steps]
+    curves = {}
+    for seed, losses in by_seed(*losses_by_step).items():
+        curves[seed] = descent(steps, np.array(losses), SMOOTHING * SCHEDULE)
+    return curves
+
+
 def conversions() -> pl.DataFrame:
-    """The records of conversions."""
+    """Return the records of conversions."""
     return pl.read_csv(FOLDER / "conversion" / "scores.csv", schema=CONVERT_SCHEMA)
 
 
 def doses_table(quantity: str) -> list[str]:
-    """A score of each condition against steps of conversion: means over layers and seeds."""
+    """Return a table of a score by condition and step: means over layers and seeds."""
     rows = over_seeds(conversions().filter(pl.col("layer").is_null()))
     shown = rows.filter(pl.col("step").is_in(DOSES), quantity=quantity)
     steps = sorted(set(shown["step"]))
@@ -139,7 +142,7 @@ def doses_table(quantity: str) -> list[str]:
 
 
 def layers_table(quantity: str) -> list[str]:
-    """The same by layer, at the last step."""
+    """Return a table of a score by condition and layer, at the last step."""
     rows = over_seeds(conversions().drop_nulls("layer"))
     shown = rows.filter(pl.col("step") == pl.col("step").max(), quantity=quantity)
     layers = sorted(set(shown["layer"]))
@@ -147,7 +150,7 @@ def layers_table(quantity: str) -> list[str]:
 
 
 def kept_table() -> list[str]:
-    """What is left of the parent's form at the last step, and the symmetry of the rest."""
+    """Return a table of what is left of the parent's form, and of the rest's symmetry."""
     names = {"kept_symmetric": "symmetric part", "kept_skew": "skew part", "new_symmetry": "rest"}
     rows = conversions().filter(pl.col("layer").is_null(), pl.col("step") == pl.col("step").max())
     shown = over_seeds(rows, tuple(names)).with_columns(
@@ -157,36 +160,60 @@ def kept_table() -> list[str]:
 
 
 def _conditions_table(rows: pl.DataFrame, column: str, heads: list[str]) -> list[str]:
-    """Mean and half the width of its 95 % interval (none for one seed), by text and condition."""
+    """Return a table by text and condition: means, and half the width of their 95 % intervals.
+
+    A mean of one seed has no interval.
+    """
     lines = [f"| text | continued from | loss | attention | {' | '.join(heads)} |"]
     lines.append(f"|:--|:--|:--|:--|{'--:|' * len(heads)}")
     keys = ["corpus", "origin", "loss", "attention"]
     for key, group in rows.group_by(keys, maintain_order=True):
-        cells = [
-            (f"{value:+.2f}" + (f" ± {high - value:.2f}" if high is not None else "")).replace(
-                "-", "−"
-            )
-            for value, high in group.sort(column).select("value", "high").rows()
-        ]
-        named = [str(name).replace(", ", " → ") for name in key]
-        lines.append(f"| {' | '.join(named + cells)} |")
+        cells = [str(name).replace(", ", " → ") for name in key]
+        for mean, high in group.sort(column).select("value", "high").iter_rows():
+            reach = "" if high is None else f" ± {high - mean:.2f}"
+            cells.append(signed(mean, 2) + reach)
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def made(name: str, text: str) -> str:
-    """A page with its tables made anew; RunError if a bold sentence names no measured contrast."""
+def signed(value: float, digits: int) -> str:
+    """Return a number with its sign, a true minus.
+
+    Examples
+    --------
+    >>> signed(-0.5, 2), signed(1, 1)
+    ('−0.50', '+1.0')
+    """
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def regenerated(name: str, text: str) -> str:
+    """Return the text of a page with new tables.
+
+    Raises
+    ------
+    RunError
+        A bold sentence names no measured contrast.
+    """
     page = PAGES[name]
     for title, table in page.tables.items():
         begin, end = f"<!-- {title}: begin -->", f"<!-- {title}: end -->"
         before, rest = text.split(begin)
-        text = "\n".join([before + begin, "", *table(), "", end + rest.split(end)[1]])
-    if wrong := unnamed(text, page.names()):
-        raise RunError(f"bold, and no measured contrast named: {'; '.join(wrong)}")
+        after = rest.split(end)[1]
+        text = "\n".join([before + begin, "", *table(), "", end + after])
+    if baseless := unnamed(text, page.names()):
+        raise RunError(f"bold, and no measured contrast named: {'; '.join(baseless)}")
     return text
 
 
 def summary() -> list[str]:
-    """One paragraph to quote; RunError if it no longer follows from its contrasts."""
+    """Return the paragraph to quote.
+
+    Raises
+    ------
+    RunError
+        The paragraph no longer follows from its contrasts.
+    """
     estimates, outcomes = {}, {}
     for claim in paper_claims().claims:
         estimates[claim.number], outcomes[claim.number] = claim.shown_estimate, claim.verdict
@@ -195,35 +222,42 @@ def summary() -> list[str]:
             outcomes[claim.contrast] = verdict
             if result is not None:
                 estimates[claim.contrast] = interval_of(result, *result.allowed)
-    if wrong := [name for name, verdict in REQUIRED.items() if outcomes[name] != verdict]:
-        raise RunError(f"the paragraph to quote says otherwise than {', '.join(wrong)}")
-    parts = than_random("rerun-small-encoder", "rerun-small-decoder")
+    if changed := [name for name, verdict in REQUIRED.items() if outcomes[name] != verdict]:
+        raise RunError(f"the paragraph to quote says otherwise than {', '.join(changed)}")
     template = " ".join(SUMMARY.read_text(encoding="utf-8").split())
-    text = template.replace("{parts}", parts).replace("{directionality}", why_columns())
+    text = template.replace("{parts}", than_random())
+    text = text.replace("{directionality}", why_columns())
     for name, estimate in estimates.items():
         text = text.replace(f"{{{name}}}", estimate)
     return [f"> {text}"]
 
 
-def than_random(*models: str) -> str:
-    """Sentences about parts alone and random halves as large as the models' own, from verdicts."""
-    found = {claim.contrast: (claim, verdict) for claim, verdict, _ in verdicts(PARTS)}
+def than_random() -> str:
+    """Return sentences that compare parts alone with random halves as large, from verdicts.
+
+    Models with the same verdict share a clause, which names the contrast of each.
+    """
+    outcomes = {claim.contrast: (claim, verdict) for claim, verdict, _ in verdicts(PARTS)}
     sentences = []
-    for model in models:
-        clauses = []
+    for mode in ("encoder", "decoder"):
+        parts = []
         for part in ("symmetric", "skew"):
-            claim, verdict = found[f"{model}-{part}"]
-            if verdict != "not run":
-                words = THAN_RANDOM[claim.predicts, verdict]
-                clauses.append(f"with its {part} part alone does {words} (`{claim.contrast}`)")
-        if clauses:
-            who = with_article(RERUN[model])
-            sentences.append(f"{who[0].upper()}{who[1:]} {', and '.join(clauses)}.")
+            contrasts_by_phrase: dict[str, list[str]] = {}
+            for model in RERUN:
+                claim, verdict = outcomes[f"{model}-{part}"]
+                if model.endswith(mode) and verdict != "not run":
+                    phrase = THAN_RANDOM[claim.predicts, verdict]
+                    contrasts_by_phrase.setdefault(phrase, []).append(f"`{claim.contrast}`")
+            clauses = []
+            for phrase, contrasts in contrasts_by_phrase.items():
+                clauses.append(f"{phrase} ({', '.join(contrasts)})")
+            parts.append(f"with its {part} part alone does {' or '.join(clauses)}")
+        sentences.append(f"{with_article(mode).capitalize()} {', and '.join(parts)}.")
     return " ".join(sentences)
 
 
 def with_article(noun: str) -> str:
-    """A noun with its indefinite article.
+    """Return a noun with its indefinite article.
 
     Examples
     --------
@@ -234,7 +268,7 @@ def with_article(noun: str) -> str:
 
 
 def prenorm_table() -> list[str]:
-    """Scores of the pre-norm runs by layer, as printed: means and deviations over seeds."""
+    """Return a table of the pre-norm runs' scores by layer: means and deviations over seeds."""
     rows = pl.read_csv(FOLDER / "prenorm" / "scores.csv")
     layers = sorted(set(rows["layer"]))
     lines = [
@@ -244,7 +278,7 @@ def prenorm_table() -> list[str]:
     keys = ["score", "text", "mode"]
     for (score, text, mode), group in rows.group_by(keys, maintain_order=True):
         cells = [
-            f"{mean:+.2f} ± {deviation:.2f}".replace("-", "−")
+            f"{signed(mean, 2)} ± {deviation:.2f}"
             for mean, deviation in group.sort("layer").select("mean", "deviation").iter_rows()
         ]
         lines.append(f"| {score} | {text}, {mode} | {' | '.join(cells)} |")
@@ -259,28 +293,39 @@ GLUE_COLUMNS = {
 
 
 def glue_table() -> list[str]:
-    """Fine-tuned models from two starts: each, their difference, and what would have been found."""
+    """Return a table of fine-tuned models: each start, the difference, and the power."""
     rows = pl.read_csv(FOLDER / "glue" / "scores.csv")
     starts = {name: rows.filter(start=name) for name in ("random", "published")}
     lines = [f"| | {' | '.join(GLUE_COLUMNS.values())} |", f"|:--|{'--:|' * len(GLUE_COLUMNS)}"]
     for name, runs in starts.items():
-        cells = [", ".join(f"{v:.3f}".lstrip("0") for v in runs[c]) for c in GLUE_COLUMNS]
+        cells = []
+        for column in GLUE_COLUMNS:
+            scores = [f"{score:.3f}".removeprefix("0") for score in runs[column]]
+            cells.append(", ".join(scores))
         lines.append(f"| {name}, seeds 1, 2, 3 | {' | '.join(cells)} |")
-    found = [paired((starts["published"][c] - starts["random"][c]).to_list()) for c in GLUE_COLUMNS]
-    differences = [interval(difference, "+.3f") for difference in found]
-    lines.append(f"| published against random [95 %] | {' | '.join(differences)} |")
-    detectable = [f"{difference.detectable:.3f}" for difference in found]
-    lines.append(f"| would have been found (power 80 %) | {' | '.join(detectable)} |")
-    words = rows.filter(start="bag of words")
-    cells = ["" if words[c][0] is None else f"{words[c][0]:.3f}" for c in GLUE_COLUMNS]
+    differences = []
+    for column in GLUE_COLUMNS:
+        difference = starts["published"][column] - starts["random"][column]
+        differences.append(paired(difference.to_list()))
+    cells = [interval(difference, "+.3f") for difference in differences]
+    lines.append(f"| published against random [95 %] | {' | '.join(cells)} |")
+    cells = [f"{difference.detectable:.3f}" for difference in differences]
+    lines.append(f"| would have been found (power 80 %) | {' | '.join(cells)} |")
+    bag_of_words = rows.filter(start="bag of words").row(0, named=True)
+    cells = []
+    for column in GLUE_COLUMNS:
+        score = bag_of_words[column]
+        cells.append("" if score is None else f"{score:.3f}")
     lines.append(f"| a bag of words | {' | '.join(cells)} |")
     return lines
 
 
 def why_columns() -> str:
-    """The question of directionality, as far as its runs are open."""
-    found = {claim.contrast: verdict for claim, verdict, _ in verdicts(FOLDER / "directionality")}
-    if found["sgd-against-recorded"] == "reproduced":
+    """Return the question of directionality, as far as its runs leave the question open."""
+    outcomes = {
+        claim.contrast: verdict for claim, verdict, _ in verdicts(FOLDER / "directionality")
+    }
+    if outcomes["sgd-against-recorded"] == "reproduced":
         return ", why columns dominate with Adam and less with SGD (`sgd-against-recorded`)"
     return ", why columns dominate"
 
@@ -300,143 +345,155 @@ SHOWN_PARTS = (
 
 
 def shares() -> pl.DataFrame:
-    """The records of parts of the scores, those with a control of the scores' size last."""
+    """Return the records of parts of the scores, those with a control of the scores' size last."""
     files = (pl.read_csv(PARTS / name) for name in ("shares.csv", "controls.csv"))
     return pl.concat(files, how="diagonal_relaxed")
 
 
 def shares_table() -> list[str]:
-    """The share that each part keeps: means over seeds, and their ends; a lone model's interval."""
+    """Return a table of the shares that parts keep: means over seeds, and the ends.
+
+    A single model has the interval over blocks of text instead of the ends.
+    """
     lines = [
         f"| models, step | seeds | explained | {' | '.join(SHOWN_PARTS)} |",
         f"|:--|--:|--:|{'--:|' * len(SHOWN_PARTS)}",
     ]
-    for title, group in _cells(shares().filter(pl.col("layer").is_null()).drop_nulls("share")):
-        parts = {part: rows for (part,), rows in group.group_by("part")}
-        explained = parts["none"]["loss"].mean() - parts["whole"]["loss"].mean()
-        ends = ("share", "share") if title[1] > 1 else ("low", "high")
+    for group in cells_of(shares().filter(pl.col("layer").is_null()).drop_nulls("share")):
+        by_part = {part: rows for (part,), rows in group.rows.group_by("part")}
+        explained = by_part["none"]["loss"].mean() - by_part["whole"]["loss"].mean()
+        ends = ("share", "share") if group.seeds > 1 else ("low", "high")
         cells = [f"{explained:.3f}"]
-        for name in SHOWN_PARTS:
-            if name not in parts:
+        for part in SHOWN_PARTS:
+            if part not in by_part:
                 cells.append("–")
                 continue
-            rows = parts[name]
+            rows = by_part[part]
             low, high = rows[ends[0]].min(), rows[ends[1]].max()
             cells.append(f"{rows['share'].mean():.0%} [{low:.0%}, {high:.0%}]".replace("-", "−"))
-        lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
+        lines.append(f"| {group.title} | {group.seeds} | {' | '.join(cells)} |")
     return lines
 
 
 def controls_table() -> list[str]:
-    """The size of the control by layer: means over seeds, and their ends."""
+    """Return a table of the control's size by layer: means over seeds, and the ends."""
     sizes = pl.read_csv(PARTS / "controls.csv").drop_nulls("control_size")
     layers = sorted(set(sizes["layer"]))
     lines = [
         f"| models, step | seeds | {' | '.join(f'layer {layer}' for layer in layers)} |",
         f"|:--|--:|{'--:|' * len(layers)}",
     ]
-    for title, group in _cells(sizes):
+    for group in cells_of(sizes):
         cells = []
         for layer in layers:
-            size = group.filter(layer=layer)["control_size"]
+            size = group.rows.filter(layer=layer)["control_size"]
             shown = f"{size.mean():.2f} [{size.min():.2f}, {size.max():.2f}]" if len(size) else "–"
             cells.append(shown)
-        lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
+        lines.append(f"| {group.title} | {group.seeds} | {' | '.join(cells)} |")
     return lines
 
 
 def curvatures_table() -> list[str]:
-    """Derivatives and curvatures along a factor of a half, over the explained loss: means."""
-    names = ["symmetric", "skew", "random", "all"]
-    columns = [f"{what}, {name}" for what in ("slope", "curvature") for name in names]
+    """Return a table of derivatives and curvatures along halves, over the explained loss: means."""
+    directions = ["symmetric", "skew", "random", "all"]
+    heads = [f"slope, {direction}" for direction in directions]
+    heads += [f"curvature, {direction}" for direction in directions]
     lines = [
-        f"| models, step | seeds | {' | '.join(columns)} |",
-        f"|:--|--:|{'--:|' * len(columns)}",
+        f"| models, step | seeds | {' | '.join(heads)} |",
+        f"|:--|--:|{'--:|' * len(heads)}",
     ]
-    for title, group in _cells(shares().drop_nulls("curvature")):
-        by_part = {part: rows for (part,), rows in group.group_by("part")}
+    for group in cells_of(shares().drop_nulls("curvature")):
+        by_direction = {part: rows for (part,), rows in group.rows.group_by("part")}
         cells = []
-        for what, digits in (("derivative", 3), ("curvature", 2)):
-            for name in names:
-                value = by_part[name][what].mean() if name in by_part else None
-                cells.append("–" if value is None else f"{value:+.{digits}f}".replace("-", "−"))
-        lines.append(f"| {title[0]} | {title[1]} | {' | '.join(cells)} |")
+        for column, digits in (("derivative", 3), ("curvature", 2)):
+            for direction in directions:
+                if direction in by_direction:
+                    cells.append(signed(by_direction[direction][column].mean(), digits))
+                else:
+                    cells.append("–")
+        lines.append(f"| {group.title} | {group.seeds} | {' | '.join(cells)} |")
     return lines
 
 
-def _cells(rows: pl.DataFrame) -> Iterator[tuple[tuple[str, int], pl.DataFrame]]:
-    """The rows of each model and step, with their title and number of seeds."""
-    for (model, step), group in rows.sort("model", "step").group_by(
-        "model", "step", maintain_order=True
-    ):
+@dataclass(frozen=True)
+class RecordCell:
+    """Records of one model at one step, over seeds."""
+
+    title: str
+    seeds: int
+    rows: pl.DataFrame
+
+
+def cells_of(rows: pl.DataFrame) -> Iterator[RecordCell]:
+    """Yield the records of each model and step."""
+    ordered = rows.sort("model", "step")
+    for (model, step), group in ordered.group_by("model", "step", maintain_order=True):
         title = str(model) if step is None else f"{model}, {step:,}"
-        yield (title, group["seed"].n_unique()), group
+        yield RecordCell(title, group["seed"].n_unique(), group)
 
 
 def in_words() -> list[str]:
-    """What the pairs and the models with a control show, with their numbers."""
-    shown = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
-    shown = shown.filter((pl.col("step") == 1600) | pl.col("model").str.starts_with("rerun-"))
-    means = shown.group_by("model", "part").agg(pl.col("share").mean())
-    kept = {(row["model"], row["part"]): f"{row['share']:.0%}" for row in means.to_dicts()}
-    count = dict(shown.group_by("model").agg(pl.col("seed").n_unique()).iter_rows())
+    """Return sentences on the shares that the pairs and the models with a control keep."""
+    rows = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
+    ends = rows.filter(pl.col("step") == pl.col("step").max().over("model"))
+    means = ends.group_by("model", "part").agg(pl.col("share").mean())
+    kept = {}
+    for model, part, share in means.iter_rows():
+        kept[model, part] = f"{share:.0%}".replace("-", "−")
+    seeds = dict(ends.group_by("model").agg(pl.col("seed").n_unique()).iter_rows())
     sentences = []
     for text, prefix in TEXTS.items():
-        models = [f"{prefix}{mode}" for mode in ("encoder", "decoder")]
-        numbers = [kept[m, p] for m in models for p in ("symmetric", "skew", "half")]
-        numbers += [str(count[model]) for model in models]
+        models = [f"{prefix}encoder", f"{prefix}decoder"]
+        numbers = []
+        for model in models:
+            numbers += [kept[model, part] for part in ("symmetric", "skew", "half")]
+        numbers += [str(seeds[model]) for model in models]
         sentences.append(PAIR_WORDS.format(*numbers, text=text))
-    for model, name in RERUN.items():
-        if (model, "random") in kept:
-            part = [kept[model, p] for p in ("symmetric", "skew", "random")]
-            size = [kept[model, f"random, size of {p}"] for p in ("symmetric", "skew")]
-            seeds = counted(count[model], "seed")
+    for model, description in RERUN.items():
+        if model in seeds:
+            parts = [kept[model, part] for part in ("symmetric", "skew", "random")]
+            sized = [kept[model, f"random, size of {part}"] for part in ("symmetric", "skew")]
             sentences.append(
-                f"Of {with_article(name)} ({seeds}), the two "
-                f"parts keep {part[0]} and {part[1]}, random halves as large as its own {part[2]}, "
-                f"and random parts as large as the two {size[0]} and {size[1]}."
+                f"Of {with_article(description)} ({counted(seeds[model], 'seed')}), the two parts "
+                f"keep {parts[0]} and {parts[1]}, random halves as large as its own {parts[2]}, "
+                f"and random parts as large as the two {sized[0]} and {sized[1]}."
             )
-    numbers = re.sub(r"-(?=\d+%)", "−", " ".join(sentences))
-    return [f"> {numbers} {than_random(*RERUN)}"]
+    return [f"> {' '.join(sentences)} {than_random()}"]
 
 
 def ends_table(folder: Path) -> list[str]:
-    """Losses and scores of the models of a folder: mean ± deviation over seeds."""
-    shown = {
-        "held_out_loss": ("held-out loss", ".3f"),
-        "mean_symmetry": ("symmetry", "+.2f"),
-        "mean_directionality": ("directionality (excess)", "+.2f"),
-    }
+    """Return a table of the models of a folder: mean ± deviation over seeds."""
+    columns = ["held_out_loss", "mean_symmetry", "mean_directionality"]
     lines = [
-        f"| models | seeds | {' | '.join(title for title, _ in shown.values())} |",
-        f"|:--|--:|{'--:|' * len(shown)}",
+        "| models | seeds | held-out loss | symmetry | directionality (excess) |",
+        "|:--|--:|--:|--:|--:|",
     ]
     rows = pl.read_csv(folder / "runs.csv")
     for (name,), group in rows.group_by("start", maintain_order=True):
-        cells = []
-        for column, (_, form) in shown.items():
-            deviation = group[column].std() or 0
-            cells.append(f"{group[column].mean():{form}} ± {deviation:{form[-3:]}}")
-        lines.append(f"| {name} | {group.height} | {' | '.join(cells)} |".replace("-0", "−0"))
+        cells = [mean_and_deviation(group[column]) for column in columns]
+        lines.append(f"| {name} | {group.height} | {' | '.join(cells)} |")
     return lines
 
 
 def models_table() -> list[str]:
-    """Scores of the models with linear attention and with softmax: mean ± deviation over seeds."""
+    """Return a table of models with linear attention and with softmax: mean ± deviation."""
     rows = pl.read_csv(FOLDER / "linear" / "runs.csv")
-    shown = {"held_out_loss": "held-out loss"}
+    heads = {"held_out_loss": "held-out loss"}
     for score in ("symmetry", "directionality"):
-        shown |= {f"mean_{score}": score, f"{score}_0": "layer 0", f"{score}_1": "layer 1"}
-    lines = [f"| model | seeds | {' | '.join(shown.values())} |", f"|:--|--:|{'--:|' * len(shown)}"]
+        heads |= {f"mean_{score}": score, f"{score}_0": "layer 0", f"{score}_1": "layer 1"}
+    lines = [f"| model | seeds | {' | '.join(heads.values())} |", f"|:--|--:|{'--:|' * len(heads)}"]
     for (model,), group in rows.group_by("start", maintain_order=True):
-        cells = [
-            ("{:.2f} ± {:.2f}" if name == "held_out_loss" else "{:+.2f} ± {:.2f}")
-            .format(group[name].mean(), group[name].std() or 0)
-            .replace("-", "−")
-            for name in shown
-        ]
+        cells = [mean_and_deviation(group[column], loss_digits=2) for column in heads]
         lines.append(f"| {model} | {group.height} | {' | '.join(cells)} |")
     return lines
+
+
+def mean_and_deviation(values: pl.Series, loss_digits: int = 3) -> str:
+    """Return mean ± deviation of losses, or of scores with their sign and two digits."""
+    mean, deviation = values.mean(), values.std() or 0
+    if values.name == "held_out_loss":
+        return f"{mean:.{loss_digits}f} ± {deviation:.{loss_digits}f}"
+    return f"{signed(mean, 2)} ± {deviation:.2f}"
 
 
 # Records of our runs that come with the package, for `wqk lab claims`.
@@ -448,7 +505,7 @@ ATTENTIONS = {"softmax": "softmax beside linear attention", "linear": "linear at
 
 
 def trained_alike() -> pl.DataFrame:
-    """Scores of encoders and decoders that were trained alike: means over layers at the end."""
+    """Return scores of encoders and decoders trained alike: means over layers at the end."""
     parents = conversions().filter(
         pl.col("layer").is_null(), pl.col("origin").is_in(["encoder", "decoder"]), step=0
     )
@@ -478,7 +535,7 @@ def trained_alike() -> pl.DataFrame:
 
 
 def starts_compared() -> pl.DataFrame:
-    """The records that the contrasts of starts are made of."""
+    """Return the records that the contrasts of starts are made of."""
     records = read_records(FOLDER)
     rows = {
         (contrast.measure, cell, seed, value)
@@ -490,7 +547,7 @@ def starts_compared() -> pl.DataFrame:
 
 
 def symmetries_of_starts() -> pl.DataFrame:
-    """Median and range over layers of the symmetry of starts, at step 1,000."""
+    """Return median and range over layers of the symmetry of starts, at step 1,000."""
     layers = pl.read_csv(FOLDER / "table1-cpu" / "scores.csv").filter(step=1000)
     symmetry = pl.col("symmetry")
     return (
@@ -527,7 +584,7 @@ class Page:
     folder
         The folder of its records and contrasts; None for the page of the paper's claims.
     own_tables
-        What makes its tables besides that of the claims, by their titles.
+        The functions that make the page's tables besides that of the claims, by title.
     """
 
     folder: Path | None
@@ -535,13 +592,13 @@ class Page:
 
     @property
     def tables(self) -> dict[str, Callable[[], list[str]]]:
-        """What makes all tables of the page, by their titles."""
+        """The functions that make all tables of the page, by title."""
         if self.folder is None:
             return dict(self.own_tables)
         return {"claims": partial(claims_table, self.folder), **self.own_tables}
 
     def names(self) -> Collection[str]:
-        """The names of measured contrasts that a bold sentence of the page may follow from."""
+        """Return the names of measured contrasts that bold sentences may follow from."""
         if self.folder is None:
             return [claim.number for claim in paper_claims().claims]
         return results(self.folder)
@@ -603,7 +660,7 @@ def main() -> None:
     write_extracts()
     for name in PAGES:
         path = FOLDER / name
-        path.write_text(made(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(regenerated(name, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,10 +14,12 @@ import argparse
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 import wqk
+from wqk.live.parts import Parts
 
 COLUMNS = (
     "model",
@@ -37,63 +39,84 @@ COLUMNS = (
 
 
 def main() -> None:
-    """Measure what is missing, and append it."""
+    """Measure the runs that the table lacks, and append their lines."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--prefix", default="")
     parser.add_argument("--blocks", type=int, default=512)
     parser.add_argument("--layers", action="store_true")
-    given = parser.parse_args()
-    known = set()
-    if given.out.exists():
-        with given.out.open(newline="", encoding="utf-8") as file:
-            known = {tuple(row[n] for n in COLUMNS[:3]) for row in csv.DictReader(file)}
-    for ref in given.runs:
-        folder, _, step = ref.partition("@")
+    options = parser.parse_args()
+    recorded = recorded_runs(options.out)
+    for reference in options.runs:
+        folder, _, step = reference.partition("@")
         run = wqk.open_run(folder)
         step = step or str(max(number for number, _ in run.checkpoints))
-        cell, seed = run.name.rpartition("-")[0], str(run.recipe["seed"])
-        about = (given.prefix + cell, seed, step)
-        if about in known:
+        cell = run.name.rpartition("-")[0]
+        identity = {
+            "model": options.prefix + cell,
+            "seed": str(run.recipe["seed"]),
+            "step": step,
+        }
+        if tuple(identity.values()) in recorded:
             continue
         checkpoint = dict(run.checkpoints)[int(step)]
-        found = wqk.parts(
+        measured = wqk.parts(
             checkpoint,
             corpus=run.corpus["folder"],
-            each_layer=given.layers,
+            each_layer=options.layers,
             mask_share=run.recipe["mask_share"],
             block=run.recipe["block"],
-            blocks=given.blocks,
+            blocks=options.blocks,
         )
-        rows = [*found.shares.iter_rows(named=True)]
-        everywhere = found.shares.filter(pl.col("layer").is_null())
-        losses = dict(everywhere.select("part", "loss").iter_rows())
-        explained = losses["none"] - losses["whole"]
-        for slope in found.slopes.iter_rows(named=True):
-            row = {"part": slope["direction"]}
-            for name in ("derivative", "curvature"):
-                row[name] = None if slope[name] is None else slope[name] / explained
-            rows.append(row)
-        control_size = dict(found.control_size.select("layer", "size").iter_rows())
-        if not given.layers:
-            rows += [{"part": "whole", "layer": layer} for layer in control_size]
-        symmetry = dict(wqk.scan(checkpoint).layers.frame.select("layer", "symmetry").iter_rows())
+        symmetry = wqk.scan(checkpoint).layers.frame.select("layer", "symmetry")
+        rows = rows_of(measured, dict(symmetry.iter_rows()), by_layer=options.layers)
+        append(options.out, [identity | row for row in rows])
+        print(*identity.values(), json.dumps(measured.settings), flush=True)
+
+
+def recorded_runs(path: Path) -> set[tuple[str, ...]]:
+    """Return model, seed and step of the runs that a table has."""
+    if not path.exists():
+        return set()
+    with path.open(newline="", encoding="utf-8") as file:
+        return {(row["model"], row["seed"], row["step"]) for row in csv.DictReader(file)}
+
+
+def rows_of(measured: Parts, symmetry: dict[Any, float], *, by_layer: bool) -> list[dict[str, Any]]:
+    """Return the lines of a model: shares, slopes, and symmetry and control of each layer."""
+    rows = [*measured.shares.iter_rows(named=True)]
+    everywhere = measured.shares.filter(pl.col("layer").is_null())
+    losses = dict(everywhere.select("part", "loss").iter_rows())
+    explained = losses["none"] - losses["whole"]
+    for slope in measured.slopes.iter_rows(named=True):
+        row = {"part": slope["direction"]}
+        for name in ("derivative", "curvature"):
+            row[name] = None if slope[name] is None else slope[name] / explained
+        rows.append(row)
+    control_size = dict(measured.control_size.select("layer", "size").iter_rows())
+    if not by_layer:
+        rows += [{"part": "whole", "layer": layer} for layer in control_size]
+    for row in rows:
+        if row["part"] == "whole":
+            row["symmetry"] = symmetry.get(row.get("layer"))
+            row["control_size"] = control_size.get(row.get("layer"))
+    return rows
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Append rows to a table, numbers with five digits; a new table begins with its columns."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(
+            file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n"
+        )
+        if not file.tell():
+            writer.writeheader()
         for row in rows:
-            if row["part"] == "whole":
-                row["symmetry"] = symmetry.get(row.get("layer"))
-                row["control_size"] = control_size.get(row.get("layer"))
-        named = dict(zip(COLUMNS, about, strict=False))
-        with given.out.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(
-                file, COLUMNS, extrasaction="ignore", restval="", lineterminator="\n"
-            )
-            if not file.tell():
-                writer.writeheader()
-            for row in rows:
-                short = {k: f"{v:.5f}" if isinstance(v, float) else v for k, v in row.items()}
-                writer.writerow({**short, **named})
-        print(*about, json.dumps(found.settings), flush=True)
+            cells = {}
+            for name, value in row.items():
+                cells[name] = f"{value:.5f}" if isinstance(value, float) else value
+            writer.writerow(cells)
 
 
 if __name__ == "__main__":

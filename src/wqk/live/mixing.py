@@ -136,7 +136,7 @@ class Mixer:
         self._checked: set[Any] = set()
         self._probing = False
         self._mirrored: dict[Any, Array] = {}
-        self._between: dict[tuple[Any, int], Array] = {}
+        self._rank_projections: dict[tuple[Any, int], Array] = {}
         self.roots: dict[Any, InputRoots] = {}
         self._moments: dict[Any, np.ndarray] = {}
         self._involutions: dict[tuple[int, int], Array] = {}
@@ -236,6 +236,7 @@ class Mixer:
                 )
 
     def _is_changed(self, module: Any) -> bool:
+        """Return True if the part replaces scores of this module."""
         plan = self.modules.get(module)
         return (
             plan is not None
@@ -334,7 +335,8 @@ class Mixer:
             if self._squares is not None:
                 self._add_squares(module, mirrored, scores)
         elif part.mirror == "rank":
-            mirrored = scores_of(query @ self._truncating(module, query), key, scaling)
+            projections = self._projections_to_rank(module, query)
+            mirrored = scores_of(query @ projections, key, scaling)
         else:
             mirrored = transposed if part.mirror == "transpose" else transposed.roll(-1, 1)
         if not part.size_of:
@@ -358,19 +360,20 @@ class Mixer:
         sums.mirror += float(mirror.double().square().sum())
         sums.scores += float(scores.double().square().sum())
 
-    def _truncating(self, module: Any, like: Array) -> Array:
+    def _projections_to_rank(self, module: Any, like: Array) -> Array:
         """Return matrices (H, R, R) that cut the heads' forms to a rank, between query and key."""
         import torch
 
         plan, rank = self.modules[module], self.part.number
-        if (module, rank) not in self._between:
+        if (module, rank) not in self._rank_projections:
             block = self.opened.block(plan.layer, stack=plan.stack)
-            between = []
-            for index in range(plan.query.heads):
-                form = block[index].qk
-                between.append(_between(form.query, form.key, rank))
-            self._between[module, rank] = torch.from_numpy(np.stack(between)).to(like)
-        return self._between[module, rank]
+            projections = []
+            for head in range(plan.query.heads):
+                form = block[head].qk
+                projections.append(projection_to_rank(form.query, form.key, rank))
+            stacked = torch.from_numpy(np.stack(projections))
+            self._rank_projections[module, rank] = stacked.to(like)
+        return self._rank_projections[module, rank]
 
 
 def require_one_form(name: str, plan: AttentionPlan) -> None:
@@ -386,13 +389,24 @@ def require_one_form(name: str, plan: AttentionPlan) -> None:
     )
 
 
-def _between(query: Float[Array, "D R"], key: Float[Array, "D R"], rank: int) -> np.ndarray:
-    """Return P (R, R), such that A P Bᵀ is the best approximation of A Bᵀ of a rank."""
+def projection_to_rank(
+    query: Float[Array, "D R"], key: Float[Array, "D R"], rank: int
+) -> np.ndarray:
+    """Return P (R, R), such that A P Bᵀ is the best approximation of A Bᵀ of a rank.
+
+    Examples
+    --------
+    >>> query, key = np.diag([3.0, 2.0, 1.0]), np.eye(3)
+    >>> (query @ projection_to_rank(query, key, 2) @ key.T).round(12).tolist()
+    [[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+    """
     query_triangle = np.linalg.qr(np.asarray(query, np.float64))[1]
     key_triangle = np.linalg.qr(np.asarray(key, np.float64))[1]
     left, values, right = np.linalg.svd(query_triangle @ key_triangle.T)
     truncated = (left[:, :rank] * values[:rank]) @ right[:rank]
-    return np.asarray(np.linalg.pinv(query_triangle) @ truncated @ np.linalg.pinv(key_triangle).T)
+    query_inverse = np.linalg.pinv(query_triangle)
+    key_inverse = np.linalg.pinv(key_triangle)
+    return np.asarray(query_inverse @ truncated @ key_inverse.T)
 
 
 def scores_of(query: Array, key: Array, scaling: float | None) -> Array:

@@ -50,7 +50,7 @@ def test_the_page_says_what_the_records_say(name: str) -> None:
     script = runpy.run_path(str(DOCS / "generate_results.py"))
     text = (RESULTS / name).read_text(encoding="utf-8")
     assert {*script["PAGES"]} == {path.name for path in RESULTS.glob("*.md")} - INCLUDED
-    assert script["made"](name, text) == text, "run python docs/generate_results.py"
+    assert script["regenerated"](name, text) == text, "run python docs/generate_results.py"
 
 
 def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_bold_sentence_without_its_contrast_stops_the_build(name: str, contras
     text = (RESULTS / name).read_text(encoding="utf-8")
     planted = text + f"\n- **It is the mask.** The loss does nothing (`{contrast}`).\n"
     with pytest.raises(RunError, match="no measured contrast named: It is the mask"):
-        script["made"](name, planted)
+        script["regenerated"](name, planted)
 
 
 def test_a_claim_whose_runs_are_still_to_be_made_says_so(tmp_path: Path) -> None:

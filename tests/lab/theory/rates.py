@@ -109,17 +109,26 @@ def draws(path: Path, count: int) -> dict[str, list[Sample]]:
 
 def record(samples: dict[str, list[Sample]]) -> None:
     """Count the wrong verdicts of every statement into the record."""
+    rows = []
+    for key, drawn in samples.items():
+        rates = rates_of(key, drawn)
+        count, unit = len(drawn[0].values), drawn[0].unit
+        units = f"{count} {unit}" if count > 1 else f"1 {unit.removesuffix('s')}"
+        layers = f" × {len(drawn[0].layers)} layers" if drawn[0].layers else ""
+        row = {
+            "statement": key,
+            "over": units + layers,
+            "null": CASES[key][3],
+            "draws": len(drawn),
+            "planted": rates.planted.wrong,
+            "holds": rates.holds.wrong,
+            "fails": rates.fails.wrong,
+        }
+        rows.append(row)
     with RECORD.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        for key, drawn in samples.items():
-            rates = rates_of(key, drawn)
-            count, unit = len(drawn[0].values), drawn[0].unit
-            units = f"{count} {unit}" if count > 1 else f"1 {unit.removesuffix('s')}"
-            layers = f" × {len(drawn[0].layers)} layers" if drawn[0].layers else ""
-            line = {"statement": key, "over": units + layers, "null": CASES[key][3]}
-            line |= {"draws": len(drawn), "planted": rates.planted.wrong}
-            writer.writerow(line | {"holds": rates.holds.wrong, "fails": rates.fails.wrong})
+        writer.writerows(rows)
 
 
 def table() -> Iterable[str]:
