@@ -85,7 +85,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
-    """Skip tests whose fixtures import a missing optional package."""
+    """Skip tests whose fixtures import a missing optional package, or that do while they run."""
     try:
         return (yield)
     except Exception as error:
@@ -94,12 +94,4 @@ def pytest_runtest_setup() -> Iterator[None]:
         raise
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Iterator[None]:
-    """Skip tests that import a missing optional package while they run."""
-    try:
-        return (yield)
-    except Exception as error:
-        if package := missing_package(error):
-            pytest.skip(f"needs {package}")
-        raise
+pytest_runtest_call = pytest_runtest_setup

@@ -90,6 +90,14 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def is_late(statement: ast.AST) -> bool:
+    """Return whether a statement's imports are not made when its module is imported."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return True
+    return isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test)
+
+
+@cache
 def imported(path: Path, late: bool) -> set[str]:
     """Full names of imported modules; only those met on import unless ``late``."""
     names: set[str] = set()
@@ -101,10 +109,9 @@ def imported(path: Path, late: bool) -> set[str]:
             elif isinstance(child, ast.ImportFrom):
                 assert child.level == 0, f"{path}: relative import"
                 names.update(f"{child.module}.{alias.name}" for alias in child.names)
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            if late or not (is_function or is_typing):
-                visit(child)
+            if isinstance(child, ast.expr) or (not late and is_late(child)):
+                continue
+            visit(child)
 
     visit(parsed(path))
     return names

@@ -10,9 +10,9 @@ from tests.families.architectures import NAMED
 from tests.families.proving import save
 
 import wqk
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.modules import StateDict
 from wqk.live.running import run
-from wqk.live.verification import _InDoublePrecision
 
 # Biases; groups; gains of one head, of all heads, of each head; layer norms; gains stored from 1;
 # limits; a cap; a latent; a part of the head that turns, in pairs; a scale that is none.
@@ -38,8 +38,10 @@ MODELS = (
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_what_the_model_gives_the_softmax(name: str, tmp_path: Path) -> None:
     save(NAMED[name], tmp_path)
-    checkpoint = _InDoublePrecision(open_checkpoint(tmp_path))
-    model = wqk.open(checkpoint)
+    stored = open_checkpoint(tmp_path)
+    values = zip(stored.tensors(), stored.read([*map(Part, stored.tensors())]), strict=True)
+    doubled = {tensor: value.astype(np.float64) for tensor, value in values}
+    model = wqk.open(StateDict(doubled, stored.config, name))
     settings = {"text": None, "tokens": [3, 1, 4, 1, 5, 9, 2, 6], "length": 8, "seed": 0}
     records, *_ = run(tmp_path, model, **settings)
     for attention, record in zip(model, records, strict=True):

@@ -49,7 +49,7 @@ def jobs(llama_cpp: Path) -> list[tuple[str, str, dict[str, Any]]]:
 def build(name: str, change: dict[str, Any], folder: Path) -> None:
     """Save a tiny random model of this class, with a tokenizer that says nothing."""
     import transformers
-    from tools.deriving.building import _made, _randomize
+    from tools.deriving.building import instantiated, randomize
     from tools.deriving.shrinking import shrunk
 
     kind, failed = getattr(transformers, name), None
@@ -61,14 +61,14 @@ def build(name: str, change: dict[str, Any], folder: Path) -> None:
                 table.pop("architectures", None)
                 config = type(config)(**table)
             config._attn_implementation = config._experts_implementation = "eager"
-            model = _made(kind, config)
+            model = instantiated(kind, config)
             break
         except Exception as error:
             failed = error
     else:
         raise RuntimeError(f"{name} is not built") from failed
     model.config = config
-    _randomize(model)
+    randomize(model)
     model.eval().save_pretrained(folder)
     path = folder / "config.json"
     told = json.loads(path.read_text()) | {"architectures": [name]} | PUBLISHED.get(name, {})

@@ -27,7 +27,6 @@ from tools.deriving.shrinking import small_file
 import wqk
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import families
-from wqk.families.family import _mixers
 
 CASES = {name: one for name, one in FURTHER.items() if one.mixers}
 DERIVED = ["glm5_next_text", "bailing_hybrid", "qwen4_exp_text"]
@@ -118,7 +117,8 @@ def test_every_mixer_is_that_of_a_proven_model() -> None:
     proven = [family for family in families().values() if types.intersection(family.model_types)]
     named = {name for family in proven for name in family.mixers}
     # As llama.cpp stores them: tests/families/test_llama_cpp.py.
-    assert {name for name in _mixers() if not name.startswith("gguf-")} == named
+    every = {name for family in families().values() for name in family.mixers}
+    assert {name for name in every if not name.startswith("gguf-")} == named
 
 
 PUBLISHED = {

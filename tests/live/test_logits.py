@@ -284,7 +284,7 @@ def test_linear_biases_count_the_tokens_that_a_mask_shows() -> None:
 
 
 def test_scores_of_positions_and_of_texts_before_are_measured() -> None:
-    model = derived("xlnet")
+    model = derived("xlnet", {"d_model": 32, "n_head": 4, "d_head": 8})
     prove(model, fed(model))
 
 

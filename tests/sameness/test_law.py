@@ -42,8 +42,8 @@ def changed(value: np.ndarray, change: str, dice: np.random.Generator) -> np.nda
     return value
 
 
-def violations(name: str, folder: Path, share: float = 1.0) -> Iterator[str]:
-    """What passes unsaid, of a share of all changes of all tensors."""
+def violations(name: str, folder: Path, count: int | None = None) -> Iterator[str]:
+    """Changes that pass unsaid, of as many drawn ones, or of all changes of all tensors."""
     save(NAMED[name], folder)
     config = open_checkpoint(folder).config
     tensors = {
@@ -54,28 +54,27 @@ def violations(name: str, folder: Path, share: float = 1.0) -> Iterator[str]:
     }
     dice = np.random.default_rng(zlib.crc32(name.encode()))
     original = wqk.open(StateDict(tensors, config, "original"))
-    for tensor, value in tensors.items():
-        for change in CHANGES:
-            if dice.random() > share:
-                continue
-            other = changed(value, change, dice)
-            if other is None:
-                continue
-            copy = StateDict({**tensors, tensor: other}, config, "copy")
-            if wqk.same(original, copy, everything=True).same:
-                yield f"{name}, --all: {tensor}, {change}"
-            result: Any = wqk.same(original, copy)
-            listed = [*result.not_compared, *result.unknown]
-            if result.same and not any(tensor in entry for entry in listed):
-                yield f"{name}: {tensor}, {change}"
+    changes = [(tensor, change) for tensor in tensors for change in CHANGES]
+    dice.shuffle(changes)
+    for tensor, change in changes[:count]:
+        other = changed(tensors[tensor], change, dice)
+        if other is None:
+            continue
+        copy = StateDict({**tensors, tensor: other}, config, "copy")
+        if wqk.same(original, copy, everything=True).same:
+            yield f"{name}, --all: {tensor}, {change}"
+        result: Any = wqk.same(original, copy)
+        listed = [*result.not_compared, *result.unknown]
+        if result.same and not any(tensor in entry for entry in listed):
+            yield f"{name}: {tensor}, {change}"
 
 
-SAMPLE = random.Random(5).sample([a.name for a in ALL], 4)
+SAMPLE = random.Random(5).sample([a.name for a in ALL], 8)
 
 
 @pytest.mark.parametrize("name", SAMPLE)  # of all, in the campaign
 def test_a_change_of_some_tensors_is_said(name: str, tmp_path: Path) -> None:
-    assert list(violations(name, tmp_path / "model", 0.05)) == []
+    assert list(violations(name, tmp_path / "model", 5)) == []
 
 
 @pytest.mark.campaign

@@ -111,7 +111,7 @@ def build(
             reasons.append(f"{kind.__name__}: {size} parameters")
             continue
         try:
-            model = _made(kind, config)
+            model = instantiated(kind, config)
         except Exception as error:
             reasons.append(f"{kind.__name__}: {_line(error)}")
             continue
@@ -119,7 +119,7 @@ def build(
             reasons.append(f"{kind.__name__}: too large")
             continue
         model.config = config
-        _randomize(model)
+        randomize(model)
         for table in position_tables(model) if flat else ():
             with torch.no_grad():
                 table[:, : table.shape[1] // 2] = 0
@@ -128,7 +128,7 @@ def build(
     raise RuntimeError(" | ".join(reasons)[:500])
 
 
-def _made(kind: Any, config: Any) -> Any:
+def instantiated(kind: Any, config: Any) -> Any:
     """A model; what a part's configuration gets from the whole's is filled in."""
     for _ in range(4):
         torch.manual_seed(0)
@@ -164,7 +164,7 @@ def position_tables(model: Any) -> list[torch.nn.Parameter]:
     return [m.weight for m in tables if isinstance(getattr(m, "weight", None), torch.nn.Parameter)]
 
 
-def _randomize(model: Any) -> None:
+def randomize(model: Any) -> None:
     """Attention far from uniform, and gains and biases that are all different."""
     generator = torch.Generator().manual_seed(0)
     tables = set(map(id, position_tables(model)))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from tools.deriving.building import _made, _randomize, build
+from tools.deriving.building import build, instantiated, randomize
 from tools.deriving.parts import line
 from tools.deriving.probing import in_a_process
 from tools.deriving.running import PROJECTIONS, TracedRun
@@ -118,7 +118,7 @@ class Perturbed:
         config = CONFIG_MAPPING[self.type].from_dict(table)
         config._attn_implementation = config._experts_implementation = "eager"
         with no_init_weights():
-            model = _made(self.kind, config)
+            model = instantiated(self.kind, config)
         model.config = config
         model.load_state_dict(self.weights)
         with contextlib.suppress(AttributeError):  # a module that is no model
@@ -238,9 +238,9 @@ def _with_head(model_type: str, model: Any) -> Any:
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     if isinstance(name, str) and name != type(model).__name__:
         with contextlib.suppress(Exception):  # of the model's code
-            headed = _made(getattr(transformers, name), model.config)
+            headed = instantiated(getattr(transformers, name), model.config)
             if len(headed.state_dict()) >= len(model.state_dict()):  # not a decoder alone
-                _randomize(headed)
+                randomize(headed)
                 return headed.eval()
     return model
 

@@ -366,10 +366,10 @@ def flipped_dimensions(
     best = int(np.argmax([likeness.max(axis=1).sum() for likeness in likeness_by_layer]))
     closest = likeness_by_layer[best].argmax(axis=1)
     matched_block, _ = prepared_layers[best]
-    products = _products(matched_block.grams[closest], block)
+    products = agreements(matched_block.grams[closest], block)
     signs = _signs(draw, products.shape[:2])
     flipped = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
-    copy = float(_products(block.grams, block).sum())
+    copy = float(agreements(block.grams, block).sum())
     return LayerAgreement((flipped * signs).sum(axis=(1, 2)), best, closest, copy)
 
 
@@ -450,7 +450,7 @@ def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n h
     return orders
 
 
-def _products(grams: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
+def agreements(grams: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
     """Agreement of each pair of units of a block's heads with the ``grams``, by key head.
 
     Heads that share a key head change their signs together. The sum has standard deviation 1.

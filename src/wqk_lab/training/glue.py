@@ -92,7 +92,7 @@ def fine_tune(
     for seed in seeds:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            tokenizer, network = _load(folder, task)
+            tokenizer, network = load_classifier(folder, task)
             network.to(device)
             _train(network, tokenizer, task, settings, seed)
             results.append(judge(task, _predict(network, tokenizer, task, settings)))
@@ -165,7 +165,7 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     return {start: dict(group) for start, group in groups.items()}
 
 
-def _load(folder: str, task: SentenceTask) -> tuple[Any, Any]:
+def load_classifier(folder: str, task: SentenceTask) -> tuple[Any, Any]:
     """Tokenizer and classifier: a new head where the checkpoint has none for this task."""
     import transformers
 
@@ -234,7 +234,7 @@ def _train(
         order = rng.permutation(rows)
         for start in range(0, rows, settings.batch):
             chosen = order[start : start + settings.batch]
-            batch = _encode(tokenizer, [task.train.texts[i] for i in chosen], network, settings)
+            batch = encode(tokenizer, [task.train.texts[i] for i in chosen], network, settings)
             loss = network(**batch, labels=labels[chosen].to(network.device)).loss
             if not torch.isfinite(loss):
                 raise RunError(f"{task.name}: the loss is {loss.item()}; lower the learning rate")
@@ -253,14 +253,14 @@ def _predict(network: Any, tokenizer: Any, task: SentenceTask, settings: FineTun
     predictions: list[float] = []
     with torch.no_grad():
         for start in range(0, len(texts), settings.batch):
-            batch = _encode(tokenizer, texts[start : start + settings.batch], network, settings)
+            batch = encode(tokenizer, texts[start : start + settings.batch], network, settings)
             logits = network(**batch).logits
             best = logits[:, 0] if task.classes is None else logits.argmax(-1)
             predictions += best.tolist()
     return predictions
 
 
-def _encode(
+def encode(
     tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, settings: FineTuning
 ) -> dict[str, Any]:
     """Encode a batch of texts, padded to the longest, truncated to the model's limit."""

@@ -107,9 +107,9 @@ def encoded(folder: Path, *texts: tuple[str, ...]) -> list[dict[str, list[int]]]
     pair = SentenceTask(
         "p", TaskSplit([("w1", "w2")] * 2, [0, 1]), TaskSplit([("w1", "w2")], [0]), 2
     )
-    tokenizer, network = glue._load(str(folder), pair)
+    tokenizer, network = glue.load_classifier(str(folder), pair)
     return [
-        {k: v[0].tolist() for k, v in glue._encode(tokenizer, [each], network, HOW).items()}
+        {k: v[0].tolist() for k, v in glue.encode(tokenizer, [each], network, HOW).items()}
         for each in texts
     ]
 
