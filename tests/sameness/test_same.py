@@ -371,7 +371,7 @@ def test_threads_find_what_one_finds(change, monkeypatch):
         monkeypatch.setattr(module, "MANY", -1)
     for name, value in (("MANY", 0), ("CACHED", 64)):
         monkeypatch.setattr(contents, name, value)
-    monkeypatch.setattr(matching, "SOME", 8)
+    monkeypatch.setattr(matching, "STRETCH", 8)
     monkeypatch.setattr(_machine, "usable_cores", lambda: 3)
     monkeypatch.setattr(contents, "usable_cores", lambda: 3)
     beside = same(opened(llama("float16")), opened(changed), everything=True).to_dict()

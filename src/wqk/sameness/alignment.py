@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from wqk.errors import CheckpointError, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.sameness.weights import Pair
 
+# A stack and a kind of attention, such as ("decoder", "self").
+Group: TypeAlias = tuple[str, str]
 
-class Alignment(NamedTuple):
-    """The blocks of two models, paired.
+
+class Pairing(NamedTuple):
+    """The blocks of two models that belong together.
 
     Attributes
     ----------
@@ -20,8 +23,22 @@ class Alignment(NamedTuple):
         Plans of the reference and of the candidate.
     missing, added
         Blocks that only the reference has, and only the candidate.
+    """
+
+    pairs: list[Pair]
+    missing: tuple[Place, ...]
+    added: tuple[Place, ...]
+
+
+class Alignment(NamedTuple):
+    """The blocks of two models that are compared.
+
+    Attributes
+    ----------
+    pairs, missing, added
+        As in a `Pairing`, of the layers that were asked for.
     anchor
-        The plans of a first pair, of blocks or else of other mixers.
+        The plans of a first pair, of blocks or of other mixers.
     """
 
     pairs: list[Pair]
@@ -31,7 +48,7 @@ class Alignment(NamedTuple):
 
 
 def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
-    """Pair the blocks of two models, of some layers alone if these are given.
+    """Pair the blocks of two models, of some layers alone if ``layers`` are given.
 
     Raises
     ------
@@ -39,77 +56,105 @@ def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
         The two have no block in common.
     """
     reference, candidate = models
-    pairs, missing, added = paired(reference.plans, candidate.plans)
-    anchors = pairs or paired(reference.mixers, candidate.mixers)[0]
+    pairing = paired(reference.plans, candidate.plans)
+    anchors = pairing.pairs or paired(reference.mixers, candidate.mixers).pairs
     if not anchors:
-        first, second = (", ".join(map(str, places[:3])) for places in (missing, added))
+        missing = ", ".join(map(str, pairing.missing[:3]))
+        added = ", ".join(map(str, pairing.added[:3]))
         raise CheckpointError(
             f"{reference.checkpoint.name} and {candidate.checkpoint.name} have no attention block "
-            f"in common: one has {first}, …; the other {second}, …"
+            f"in common: one has {missing}, …; the other {added}, …"
         )
-    chosen = _chosen(pairs, missing, added, layers)
-    return Alignment(*chosen, anchors[0])
+    if layers is not None:
+        pairing = _chosen(pairing, layers)
+    return Alignment(*pairing, anchors[0])
 
 
-def paired(
-    of_reference: Sequence[AttentionPlan], of_candidate: Sequence[AttentionPlan]
-) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
-    """Blocks of the same stack, kind and layer; and those of either that have no partner.
+def paired(of_reference: Sequence[AttentionPlan], of_candidate: Sequence[AttentionPlan]) -> Pairing:
+    """Pair blocks of the same stack, kind and layer.
 
-    Stacks whose name only one side has, as a guess calls them otherwise, belong together if they
-    are the only ones of their kind, depth and width that are left.
+    A guessed family may have other names for stacks. Two stacks of different names belong together
+    if each is the only remaining one of its kind, depth and width.
     """
     by_place = {plan.place: plan for plan in of_candidate}
-    renamed = _renamed(of_reference, of_candidate)
-    pairs, missing = [], []
+    stacks = _renamed_stacks(of_reference, of_candidate)
+    pairs: list[Pair] = []
+    missing: list[Place] = []
     for plan in of_reference:
         place = plan.place
-        called = place._replace(stack=renamed.get(place[:2], place.stack))
-        if called in by_place:
-            pairs.append((plan, by_place.pop(called)))
-        else:
+        stack = stacks.get((place.stack, place.kind), place.stack)
+        partner = by_place.pop(place._replace(stack=stack), None)
+        if partner is None:
             missing.append(place)
-    return pairs, tuple(missing), tuple(by_place)
+        else:
+            pairs.append((plan, partner))
+    return Pairing(pairs, tuple(missing), tuple(by_place))
 
 
-def _renamed(
+class _Shape(NamedTuple):
+    """The blocks of one stack and kind: what is compared where names differ."""
+
+    kind: str
+    sizes: tuple[tuple[int, int], ...]  # layer and width of the queries, of each block
+
+
+def _shapes(plans: Sequence[AttentionPlan]) -> dict[Group, _Shape]:
+    """Return the shape of each stack and kind."""
+    sizes: dict[Group, list[tuple[int, int]]] = {}
+    for plan in plans:
+        width = plan.query.heads * plan.query.head_width
+        sizes.setdefault((plan.stack, plan.kind), []).append((plan.layer, width))
+    return {group: _Shape(group[1], tuple(sorted(sizes[group]))) for group in sizes}
+
+
+def _renamed_stacks(
     of_reference: Sequence[AttentionPlan], of_candidate: Sequence[AttentionPlan]
-) -> dict[tuple[str, str], str]:
-    """What a stack and kind of the first side is called by the second, where names differ."""
+) -> dict[Group, str]:
+    """Return the candidate's names of the reference's stacks, where the names differ."""
+    reference, candidate = _shapes(of_reference), _shapes(of_candidate)
+    unpaired = {group: shape for group, shape in reference.items() if group not in candidate}
+    unpaired_shapes = list(unpaired.values())
+    stacks: dict[Group, str] = {}
+    for group, shape in unpaired.items():
+        fitting = [
+            other
+            for other, other_shape in candidate.items()
+            if other not in reference and other_shape == shape
+        ]
+        if len(fitting) == 1 and unpaired_shapes.count(shape) == 1:
+            stacks[group] = fitting[0][0]
+    return stacks
 
-    def groups(plans: Sequence[AttentionPlan]) -> dict[tuple[str, str], tuple[Any, ...]]:
-        found: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-        for plan in plans:
-            size = plan.layer, plan.query.heads * plan.query.head_width
-            found.setdefault((plan.stack, plan.kind), []).append(size)
-        return {key: (key[1], *sorted(sizes)) for key, sizes in found.items()}
 
-    first, second = groups(of_reference), groups(of_candidate)
-    left = {key: size for key, size in first.items() if key not in second}
-    right = {key: size for key, size in second.items() if key not in first}
-    fitting = {key: [o for o, same in right.items() if same == size] for key, size in left.items()}
-    alone = [key for key, size in left.items() if list(left.values()).count(size) == 1]
-    return {key: fitting[key][0][0] for key in alone if len(fitting[key]) == 1}
+def _chosen(pairing: Pairing, layers: Collection[int]) -> Pairing:
+    """Return the blocks of some layers; negative numbers count from the last layer of a stack.
 
-
-def _chosen(
-    pairs: list[Pair],
-    missing: tuple[Place, ...],
-    added: tuple[Place, ...],
-    layers: Collection[int] | None,
-) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
-    """The blocks of these layers; negative numbers count from a stack's last one."""
-    if layers is None:
-        return pairs, missing, added
+    Raises
+    ------
+    CheckpointError
+        No block has one of the numbers.
+    """
     require_list("layers", layers, [0, -1])
-    places = [*(pair[0].place for pair in pairs), *missing, *added]
-    last = {one[:2]: one.layer for one in sorted(places, key=lambda one: one.layer)}
-    numbers = {one: {one.layer, one.layer - last[one[:2]] - 1} for one in places}
-    wanted = {one for one in places if not numbers[one].isdisjoint(layers)}
-    chosen = [pair for pair in pairs if pair[0].place in wanted]
-    absent = set(layers).difference(*numbers.values())
-    if absent or not chosen:
-        what = f"no layer {min(absent)}" if absent else "no layer was chosen"
-        raise CheckpointError(f"{what}; layers are numbered from 0 to {max(last.values())}")
-    missing, added = (tuple(one for one in some if one in wanted) for some in (missing, added))
-    return chosen, missing, added
+    pairs, missing, added = pairing
+    places = [*(reference.place for reference, _ in pairs), *missing, *added]
+    last: dict[Group, int] = {}
+    for place in places:
+        group = place.stack, place.kind
+        last[group] = max(place.layer, last.get(group, place.layer))
+    numbers: set[int] = set()
+    chosen: set[Place] = set()
+    for place in places:
+        from_end = place.layer - last[place.stack, place.kind] - 1
+        numbers.update((place.layer, from_end))
+        if place.layer in layers or from_end in layers:
+            chosen.add(place)
+    chosen_pairs = [pair for pair in pairs if pair[0].place in chosen]
+    absent = set(layers) - numbers
+    if absent or not chosen_pairs:
+        problem = f"no layer {min(absent)}" if absent else "no layer was chosen"
+        raise CheckpointError(f"{problem}; layers are numbered from 0 to {max(last.values())}")
+    return Pairing(
+        chosen_pairs,
+        tuple(place for place in missing if place in chosen),
+        tuple(place for place in added if place in chosen),
+    )

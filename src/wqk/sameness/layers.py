@@ -1,9 +1,13 @@
-"""Layers that were dropped or repeated: one cause for all layers that moved."""
+"""Layers that were dropped, repeated or inserted: one cause for all layers that moved.
+
+The *source* of a layer of the candidate is the reference's layer whose weights it has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from wqk._console import spans
 from wqk.families import Place
@@ -13,30 +17,53 @@ from wqk.sameness.outside import layer_of
 from wqk.sameness.weights import Pair
 
 
+class _Moved(NamedTuple):
+    """A layer of the candidate, and its source; None for a new layer."""
+
+    layer: int
+    source: int | None
+
+    @property
+    def is_moved(self) -> bool:
+        """True if the source is another layer of the reference."""
+        return self.source is not None and self.source != self.layer
+
+
 def with_moved_layers(
     blocks: Sequence[BlockComparison], alone: Sequence[Place]
 ) -> list[BlockComparison]:
     """Return the blocks, with one cause where a stack lost or repeats layers of the reference.
 
-    ``alone`` are the blocks that only one of the two has: stacks of equal depth keep their causes.
+    Parameters
+    ----------
+    blocks
+        The comparisons of all blocks.
+    alone
+        The blocks that only one model has. Stacks of equal depth have none, and keep their causes.
     """
     causes: dict[tuple[str, str], Mismatch] = {}
-    for stack in {(place.stack, place.kind) for place in alone}:
-        cause = _moved([block for block in blocks if (block.stack, block.kind) == stack])
+    for stack, kind in {(place.stack, place.kind) for place in alone}:
+        members = [block for block in blocks if (block.stack, block.kind) == (stack, kind)]
+        cause = _cause_of_stack([_Moved(block.layer, _source_of(block)) for block in members])
         if cause is not None:
-            causes[stack] = cause
+            causes[stack, kind] = cause
     explained = []
     for block in blocks:
         cause = causes.get((block.stack, block.kind))
-        held = _held(block)
-        if cause is not None and block.layer in cause.facts["new"]:
-            block = replace(block, mismatches=(cause,))
-        elif cause is not None and held is not None and held != block.layer:
-            others = tuple(each for each in block.mismatches if each.verdict is not Kind.LAYER)
-            facts = {**cause.facts, "other_layer": held}
-            block = replace(block, mismatches=(replace(cause, facts=facts), *others))
-        explained.append(block)
+        explained.append(block if cause is None else _explained(block, cause))
     return explained
+
+
+def _explained(block: BlockComparison, cause: Mismatch) -> BlockComparison:
+    """Return a block with the cause of its stack, if the block is new or has moved."""
+    if block.layer in cause.facts["new"]:
+        return replace(block, mismatches=(cause,))
+    source = _source_of(block)
+    if source is None or source == block.layer:
+        return block
+    cause = replace(cause, facts={**cause.facts, "other_layer": source})
+    further = [mismatch for mismatch in block.mismatches if mismatch.verdict is not Kind.LAYER]
+    return replace(block, mismatches=(cause, *further))
 
 
 def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> dict[str, str]:
@@ -45,17 +72,17 @@ def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> 
     Parameters
     ----------
     pairs, blocks
-        The pairs of blocks, and how these differ.
+        The pairs of blocks, and the comparisons of these pairs.
 
     Returns
     -------
     dict
-        What the names of a layer's tensors begin with in the reference, such as
-        ``model.layers.3.``, and the same of the reference's layer that the candidate has there.
+        The beginning of the names of a layer's tensors in the reference, such as
+        ``model.layers.3.``, and the beginning of the names of its source.
     """
     prefixes = {}
     for (plan, _), block in zip(pairs, blocks, strict=True):
-        source = _held(block) if _moved_cause(block) else None
+        source = _source_of(block) if _moved_cause(block) else None
         prefix = layer_of(plan.query.tensor)
         if source is not None and prefix:
             prefixes[prefix] = prefix.replace(f".{plan.layer}.", f".{source}.")
@@ -63,7 +90,7 @@ def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> 
 
 
 def alone_prefixes(pairs: Sequence[Pair], alone: Sequence[Place]) -> Iterator[str]:
-    """Yield what the names of the tensors of layers begin with that only one model has."""
+    """Yield the beginning of the names of the tensors of each layer that only one model has."""
     for place in alone:
         for plan, _ in pairs:
             prefix = layer_of(plan.query.tensor)
@@ -89,23 +116,23 @@ def with_tensors_of_layers(
     for block in blocks:
         cause = _moved_cause(block)
         if cause is not None:
-            facts = {**cause.facts, "tensors": tensors}
-            others = (one for one in block.mismatches if one is not cause)
-            block = replace(block, mismatches=(replace(cause, facts=facts), *others))
+            extended = replace(cause, facts={**cause.facts, "tensors": tensors})
+            further = [mismatch for mismatch in block.mismatches if mismatch is not cause]
+            block = replace(block, mismatches=(extended, *further))
         explained.append(block)
     return explained
 
 
 def _moved_cause(block: BlockComparison) -> Mismatch | None:
-    """The cause of a layer that moved because others were dropped or repeated."""
+    """Return the cause of a layer that moved because others were dropped or repeated."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER and "missing" in cause.facts:
             return cause
     return None
 
 
-def _held(block: BlockComparison) -> int | None:
-    """The layer of the reference that a block has; None if it has none as a whole."""
+def _source_of(block: BlockComparison) -> int | None:
+    """Return the source of a block; None if the weights are no layer's as a whole."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER:
             layer = cause.facts.get("other_layer")
@@ -113,56 +140,57 @@ def _held(block: BlockComparison) -> int | None:
     return None if block.unequal else block.layer
 
 
-def _moved(blocks: Sequence[BlockComparison]) -> Mismatch | None:
-    """The cause of the layers of a stack that moved; None if they do not follow each other."""
-    held = [_held(block) for block in blocks]
-    layers = [layer for layer in held if layer is not None]
-    own = [block.layer for block in blocks]
-    new = [layer for layer, source in zip(own, held, strict=True) if source is None]
-    if new:
-        return _inserted(own, held, new)
-    if layers == own or layers != sorted(layers):
+def _cause_of_stack(layers: Sequence[_Moved]) -> Mismatch | None:
+    """Return the cause of the layers of a stack that moved; None if they are not in order."""
+    if any(layer.source is None for layer in layers):
+        return _cause_of_inserted(layers)
+    numbers = [layer.layer for layer in layers]
+    sources = [layer.source for layer in layers if layer.source is not None]
+    if sources == numbers or sources != sorted(sources):
         return None
-    moved = [layer for layer, source in zip(own, layers, strict=True) if layer != source]
-    sources = [source for layer, source in zip(own, layers, strict=True) if layer != source]
-    if len(moved) < 2 and layers[-1] == own[-1]:
+    moved = [layer for layer in layers if layer.is_moved]
+    if len(moved) < 2 and sources[-1] == numbers[-1]:
         return None
-    dropped = sorted(set(range(min(own), max(layers) + 1)) - set(layers))
-    repeated = sorted({layer for layer in layers if layers.count(layer) > 1})
-    if dropped and not repeated:
-        which = f"layers {spans(dropped)} are" if len(dropped) > 1 else f"layer {dropped[0]} is"
-        text = f"{which} missing"
-    elif repeated and not dropped:
-        which = f"layers {spans(repeated)} are" if len(repeated) > 1 else f"layer {repeated[0]} is"
-        text = f"{which} repeated"
-    else:
+    dropped = sorted(set(range(min(numbers), max(sources) + 1)) - set(sources))
+    repeated = sorted({source for source in sources if sources.count(source) > 1})
+    if bool(dropped) == bool(repeated):
         return None
-    reason = f"{Kind.LAYER}: {text}, and {_place(moved, sources)}"
+    change = f"{_numbered(dropped)} missing" if dropped else f"{_numbered(repeated)} repeated"
     facts = {"missing": dropped, "repeated": repeated, "new": []}
-    return Mismatch(Kind.LAYER, reason, facts=facts)
+    return Mismatch(Kind.LAYER, f"{Kind.LAYER}: {change}, and {_in_words(moved)}", facts=facts)
 
 
-def _place(moved: Sequence[int], sources: Sequence[int]) -> str:
-    """Return a phrase on layers that have those of others."""
-    if len(moved) == 1:
-        return f"layer {moved[0]} has those of layer {sources[0]}"
-    return f"layers {spans(moved)} have those of layers {spans(sources)}"
+def _cause_of_inserted(layers: Sequence[_Moved]) -> Mismatch | None:
+    """Return the cause of new layers among those of the reference; None if these are not in order.
 
-
-def _inserted(
-    own: Sequence[int], held: Sequence[int | None], new: Sequence[int]
-) -> Mismatch | None:
-    """The cause of layers that lie among those of the reference; None if others are not in order.
-
-    ``held`` are the reference's layers that the layers ``own`` have; ``new`` have none.
+    The first layers of the reference must all be there, each once.
     """
-    known = [(layer, source) for layer, source in zip(own, held, strict=True) if source is not None]
-    sources = [source for _, source in known]
-    moved = [layer for layer, source in known if layer != source]
-    if not moved or sources != list(range(own[0], own[0] + len(sources))):
+    new = [layer.layer for layer in layers if layer.source is None]
+    sources = [layer.source for layer in layers if layer.source is not None]
+    moved = [layer for layer in layers if layer.is_moved]
+    first = layers[0].layer
+    if not moved or sources != list(range(first, first + len(sources))):
         return None
-    moved_sources = [source for layer, source in known if layer != source]
-    which = f"layers {spans(new)} are" if len(new) > 1 else f"layer {new[0]} is"
-    reason = f"{Kind.LAYER}: {which} new, and {_place(moved, moved_sources)}"
-    facts = {"missing": [], "repeated": [], "new": [*new]}
+    facts = {"missing": [], "repeated": [], "new": new}
+    reason = f"{Kind.LAYER}: {_numbered(new)} new, and {_in_words(moved)}"
     return Mismatch(Kind.LAYER, reason, facts=facts)
+
+
+def _numbered(layers: Sequence[int]) -> str:
+    """Return the beginning of a sentence on some layers, with its verb.
+
+    Examples
+    --------
+    >>> _numbered([3]), _numbered([3, 4])
+    ('layer 3 is', 'layers 3-4 are')
+    """
+    return f"layers {spans(layers)} are" if len(layers) > 1 else f"layer {layers[0]} is"
+
+
+def _in_words(moved: Sequence[_Moved]) -> str:
+    """Return a phrase on layers that have the weights of other layers."""
+    layers = [layer.layer for layer in moved]
+    sources = [layer.source for layer in moved if layer.source is not None]
+    if len(layers) == 1:
+        return f"layer {layers[0]} has those of layer {sources[0]}"
+    return f"layers {spans(layers)} have those of layers {spans(sources)}"

@@ -1,6 +1,9 @@
 """Rows that are searched for among the rows of another array.
 
-Axes: n rows, D columns.
+A row is compared by its sketch, its products with a few random directions. Cosines of whole rows
+confirm a match.
+
+Axes: n rows, m rows of another array, D columns, S columns of a sketch.
 """
 
 from __future__ import annotations
@@ -13,105 +16,159 @@ from wqk._machine import side_by_side
 from wqk.sameness.blocks import MANY
 from wqk.sameness.tolerances import SAME, SCREENED, TIED
 
-# Rows are compared in this many random directions, some at a time to bound memory.
-DIRECTIONS, SOME = 64, 512
+# Number of random directions of a sketch.
+DIRECTIONS = 64
+# Rows are compared in stretches of this length, which bounds memory.
+STRETCH = 512
+# The label of rows of zeros, which are no row's nearest.
+ZERO = -1
 
 
 def largest(values: np.ndarray) -> float:
-    """Return the largest absolute value, 0 of none."""
+    """Return the largest absolute value; 0 for an empty array."""
     return float(max(values.max(initial=0.0), -values.min(initial=0.0)))
 
 
 def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
     """Return whether no two numbers of two arrays are farther apart than a bound."""
-    pieces = (slice(start, start + SOME) for start in range(0, len(a), SOME))
-    return all(largest(a[piece] - b[piece]) <= bound for piece in pieces)
+    stretches = (slice(start, start + STRETCH) for start in range(0, len(a), STRETCH))
+    return all(largest(a[stretch] - b[stretch]) <= bound for stretch in stretches)
+
+
+def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether two arrays are equal, up to a share of their size."""
+    root_mean_square = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
+    bound = 2 * SAME * (root_mean_square + largest(a))
+    return a.shape == b.shape and within(a, b, bound)
 
 
 def sketch(rows: np.ndarray) -> np.ndarray:
-    """Rows in a few random directions, of norm 1; all of narrow ones."""
-    if rows.shape[1] > DIRECTIONS:
-        random, shape = np.random.default_rng(0), (rows.shape[1], DIRECTIONS)
-        rows = rows.astype(np.float32, copy=False) @ random.standard_normal(shape, np.float32)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
+    """Return rows (n, D) in random directions, (n, S), scaled to norm 1.
 
-
-def nearest(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """For each row the first of the most similar other ones, whatever the sign, by sketches."""
-
-    def nearest_of(piece: slice) -> np.ndarray:
-        products = np.abs(rows[piece] @ others.T)
-        return np.asarray((products >= products.max(axis=1, keepdims=True) - TIED).argmax(axis=1))
-
-    return _by_rows(nearest_of, rows, len(rows) * len(others), int)
-
-
-def cosines(
-    rows: np.ndarray, others: np.ndarray, place: np.ndarray | slice = slice(None)
-) -> np.ndarray:
-    """Of each row and the other in its place, whatever the sign; 1 for two of zeros.
-
-    ``place`` are the others' rows, where these are not all in order.
+    Rows of up to as many columns as there are directions keep their columns.
     """
-    at = np.arange(len(others))[place]
+    width = rows.shape[1]
+    if width > DIRECTIONS:
+        random = np.random.default_rng(0)
+        directions = random.standard_normal((width, DIRECTIONS), np.float32)
+        rows = rows.astype(np.float32, copy=False) @ directions
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    divisors = np.where(norms > 0, norms, 1)
+    return np.asarray(rows / divisors, np.float32)
 
-    def of(some: slice) -> np.ndarray:
-        a, b = rows[some], others[at[some]]
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        silent = ~(a.any(axis=1) | b.any(axis=1))
+
+def nearest(sketches: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the most similar of other rows (m, S) for each row (n, S), whatever the sign.
+
+    Of rows that are equally similar, the first is returned.
+    """
+
+    def nearest_in(stretch: slice) -> np.ndarray:
+        similarity = np.abs(sketches[stretch] @ others.T)
+        is_tied = similarity >= similarity.max(axis=1, keepdims=True) - TIED
+        return np.asarray(is_tied.argmax(axis=1))
+
+    products = len(sketches) * len(others)
+    return _by_stretches(nearest_in, len(sketches), int, in_threads=products > MANY)
+
+
+def cosines(rows: np.ndarray, others: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
+    """Return the absolute cosine of corresponding rows, (n,); 1 where both are zero.
+
+    Parameters
+    ----------
+    rows, others
+        Two arrays of rows, (n, D) and (m, D).
+    places
+        The rows of the second array that correspond to those of the first; all in order by default.
+    """
+    if places is None:
+        places = np.arange(len(others))
+
+    def cosines_in(stretch: slice) -> np.ndarray:
+        a, b = rows[stretch], others[places[stretch]]
         products = np.abs(np.einsum("nd,nd->n", a, b))
-        return np.where(silent, 1, products / np.where(norms > 0, norms, 1))
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        are_zero = ~(a.any(axis=1) | b.any(axis=1))
+        divisors = np.where(norms > 0, norms, 1)
+        return np.where(are_zero, 1, products / divisors)
 
-    return _by_rows(of, rows, rows.size, float)
+    return _by_stretches(cosines_in, len(rows), float, in_threads=rows.size > MANY)
 
 
-def _by_rows(
-    of: Callable[[slice], np.ndarray], rows: np.ndarray, numbers: int, dtype: type
+def _by_stretches(
+    function: Callable[[slice], np.ndarray], count: int, dtype: type, in_threads: bool
 ) -> np.ndarray:
-    """What a function gives for some rows at a time, joined."""
-    pieces = [slice(start, start + SOME) for start in range(0, len(rows), SOME)]
-    found = side_by_side(of, pieces, many=numbers > MANY)
-    return np.concatenate([np.zeros(0, dtype), *found])
+    """Return the joined results of a function for stretches of rows."""
+    stretches = [slice(start, start + STRETCH) for start in range(0, count, STRETCH)]
+    results = side_by_side(function, stretches, many=in_threads)
+    return np.concatenate([np.zeros(0, dtype), *results])
 
 
 def matched(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each expected row the actual one that is it, and whether there are as many of it.
+    """Assign an actual row to each expected row, by sketches (n, S).
 
-    Rows are given as sketches. Equal ones, such as those of repeated key heads or of pruned ones,
-    are each other's in order.
+    Equal rows, such as those of repeated key heads or of pruned heads, are assigned in order.
+
+    Returns
+    -------
+    places : ndarray of int
+        The actual row of each expected row, (n,).
+    is_matched : ndarray of bool
+        For sorted rows, whether the assigned rows have one label, (n,): all are true if each row
+        occurs equally often among the expected and the actual ones.
     """
-    labels = [nearest(actual, actual), nearest(expected, actual)]
-    for label, rows in zip(labels, (actual, expected), strict=True):
-        label[~rows.any(axis=1)] = -1
-    order = [np.argsort(label, kind="stable") for label in labels]
-    ranked = [label[some] for label, some in zip(labels, order, strict=True)]
-    place = np.empty(len(expected), int)
-    place[order[1]] = order[0]
-    return place, np.equal(*ranked)
+    labels_of_actual = nearest(actual, actual)
+    labels_of_expected = nearest(expected, actual)
+    labels_of_actual[~actual.any(axis=1)] = ZERO
+    labels_of_expected[~expected.any(axis=1)] = ZERO
+    actual_order = np.argsort(labels_of_actual, kind="stable")
+    expected_order = np.argsort(labels_of_expected, kind="stable")
+    places = np.empty(len(expected), int)
+    places[expected_order] = actual_order
+    is_matched = labels_of_actual[actual_order] == labels_of_expected[expected_order]
+    return places, is_matched
 
 
 def permutation(
     expected: np.ndarray, actual: np.ndarray, alike: float, sketches: Sequence[np.ndarray] = ()
 ) -> np.ndarray | None:
-    """Return the actual rows that make the expected ones.
+    """Return the actual rows that make the expected rows.
 
-    None if an expected row is absent, or if all rows are in place.
+    Parameters
+    ----------
+    expected, actual
+        Two arrays of rows, (n, D).
+    alike
+        The least cosine of equal rows.
+    sketches
+        The sketches of both, where they have been computed before.
+
+    Returns
+    -------
+    ndarray or None
+        The actual row of each expected row, (n,). None if an expected row is absent, or if all
+        rows are in place.
     """
-    marks, others = sketches or side_by_side(sketch, (expected, actual), many=expected.size > MANY)
-    if (np.abs((marks * others).sum(axis=1)) > alike).all():
+    if not sketches:
+        sketches = side_by_side(sketch, (expected, actual), many=expected.size > MANY)
+    of_expected, of_actual = sketches
+    similarity = np.abs((of_expected * of_actual).sum(axis=1))
+    if (similarity > alike).all():
         return None
-    # Of unrelated rows, some tell it for all.
-    some = marks[:: max(1, len(marks) // SCREENED)]
-    near = np.abs((some * others[nearest(some, others)]).sum(axis=1))
-    if (near[some.any(axis=1)] < 2 * alike - 1).any():
+    if _lacks_sampled_rows(of_expected, of_actual, alike):
         return None
-    place, found = matched(marks, others)
-    is_found = found.all() and (cosines(expected, actual, place) > alike).all()
-    return place if is_found and not np.array_equal(place, np.arange(len(place))) else None
+    places, is_matched = matched(of_expected, of_actual)
+    if not is_matched.all() or np.array_equal(places, np.arange(len(places))):
+        return None
+    is_equal = cosines(expected, actual, places) > alike
+    return places if is_equal.all() else None
 
 
-def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are the same, up to a share of their size."""
-    size = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
-    return a.shape == b.shape and within(a, b, 2 * SAME * (size + largest(a)))
+def _lacks_sampled_rows(of_expected: np.ndarray, of_actual: np.ndarray, alike: float) -> bool:
+    """Return whether a few expected rows, by their sketches, are not among the actual rows."""
+    sample = of_expected[:: max(1, len(of_expected) // SCREENED)]
+    matches = of_actual[nearest(sample, of_actual)]
+    similarity = np.abs((sample * matches).sum(axis=1))
+    is_row = sample.any(axis=1)
+    return bool((similarity[is_row] < 2 * alike - 1).any())
