@@ -90,11 +90,13 @@ def demo_verdict(table: ScoreTable) -> str:
         for layer, encoder_score, decoder_score in pairs:
             if not encoder_score > decoder_score:
                 exceptions.append(str(layer))
-        verdict = f"not in layer {', '.join(exceptions)}" if exceptions else "in every layer"
+        layers_above = "in every layer"
+        if exceptions:
+            layers_above = f"in all layers but {', '.join(exceptions)}"
         lines.append(
-            f"The paper: {claim}. In these two models: {verdict}; median {label(score)} encoder "
-            f"{np.median(encoder[score]):.2f}, decoder {np.median(decoder[score]):.2f}. A layer's "
-            f"chance at this width: ±{CHANCE[score]:g}."
+            f"The paper: {claim}. In these two models the encoder's {label(score)} is larger "
+            f"{layers_above}; medians {np.median(encoder[score]):.2f} and "
+            f"{np.median(decoder[score]):.2f}. A layer's chance at this width: ±{CHANCE[score]:g}."
         )
     return "\n".join(lines)
 
