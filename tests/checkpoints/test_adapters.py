@@ -5,6 +5,7 @@ What is read of one is compared with what PEFT merges in `test_peft`, rows of it
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests import small
 from tests.command import run
 
+import wqk
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.errors import CheckpointError
@@ -134,6 +136,16 @@ def test_a_base_that_is_missing_is_given_by_an_option(base: Path):
     assert pickle.loads(pickle.dumps(opened)).notes == opened.notes
     with pytest.raises(CheckpointError, match="has no base model, because it is no LoRA adapter"):
         open_checkpoint(base, base=base)
+
+
+def test_a_comparison_takes_the_base_of_its_adapter(base: Path):
+    config = json.loads((base / "config.json").read_text()) | {"num_hidden_layers": 1}
+    (base / "config.json").write_text(json.dumps(config))
+    folder = adapter(base, factors(QUERY), base_model_name_or_path="./gone")
+    assert "give it with --base PATH" in run("same", folder, base, exits=2).stderr
+    for reference, candidate in ((folder, base), (base, folder)):
+        assert not wqk.same(reference, candidate, base=base).same
+    assert "neither of the two" in run("same", base, base, "--base", base, exits=2).stderr
 
 
 def test_a_home_folder_is_no_place_that_a_base_is_looked_for(base: Path):

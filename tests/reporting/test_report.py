@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,13 @@ def test_reports_of_runs_and_surveys(run, tmp_path):
     page = Page(tmp_path / "r.html")
     assert [group["label"] for group in page.data["groups"]] == ["run", "encoder"]
     assert "Two – wqk" in page.text
+
+
+def test_a_watched_run_is_a_report(run, tmp_path):
+    shutil.copytree(ENCODER, tmp_path / "run" / "checkpoint-1")
+    run("watch", tmp_path / "run", "--until", "1")
+    run("report", tmp_path / "run", "-o", tmp_path / "page.html")
+    assert "checkpoint-1" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_the_demo_writes_a_report_with_matrices(run, tmp_path):

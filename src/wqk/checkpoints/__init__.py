@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Unpack
 
-from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, read_adapter
+from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, NotAnAdapter, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import ENDINGS, exists, has_weights, local_folder, open_local
 from wqk.checkpoints.hub import (
@@ -101,9 +101,7 @@ def open_checkpoint(
         base_name = None if base is None else os.fspath(base)
         checkpoint = _open(ref, revision, subfolder, base_name, **access)
         if base is not None and not isinstance(checkpoint, AdaptedCheckpoint):
-            raise CheckpointError(
-                "has no base model, because it is no LoRA adapter; leave out base="
-            )
+            raise NotAnAdapter("has no base model, because it is no LoRA adapter; leave out base=")
     if is_named:
         again = Path(ref).absolute() if exists(Path(ref)) else ref
         access["token"] = token if isinstance(token, bool) else None  # no pickle holds a secret

@@ -225,6 +225,10 @@ def _require_plain(config: Mapping[str, Any]) -> None:
         )
 
 
+class NotAnAdapter(CheckpointError):
+    """A base model was given for a checkpoint that is no adapter."""
+
+
 class AdaptedCheckpoint(Checkpoint):
     """A base model (``base``) with an adapter, named after the adapter.
 

@@ -24,7 +24,19 @@ REF = click.Path(readable=False)
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER_PATH = click.Path(path_type=Path, file_okay=False)
-COUNT = click.IntRange(1, 2**40)
+
+
+class Count(click.IntRange):
+    """A whole number from 1 on. The upper limit, far above any count, is left out of the help."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2**40)
+
+    def _describe_range(self) -> str:
+        return "x>=1"
+
+
+COUNT = Count()
 
 
 class Number(click.FloatRange):

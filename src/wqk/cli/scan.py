@@ -78,7 +78,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print every score: what chance gives, heads' shares, directionality by definition.",
 )
-@click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
+@click.option(
+    "--sort",
+    "sort_by",
+    metavar="COLUMN",
+    help="Largest values of a column first; with --heads, of the heads alone.",
+)
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @layers
 @json_output

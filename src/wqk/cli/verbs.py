@@ -183,6 +183,7 @@ def show(
 @click.argument("reference", type=REF)
 @click.argument("candidate", type=REF)
 @revision_of_each
+@option("base")
 @reading
 @click.option("--other-family", **OPTIONS["family"] | {"help": "The candidate's family, likewise."})
 @layers
@@ -316,12 +317,13 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
       wqk watch s3://bucket/run --out scores
     """
     from wqk.cli import display
+    from wqk.scanning.surveys.watch import WATCHED
     from wqk.scanning.surveys.watch import watch as watch_run
     from wqk.storage.references import is_url, redacted
     from wqk.tables.rendering import HEADLINE, label
 
     name = redacted(run).rstrip("/").rpartition("/")[2]
-    folder = out or (Path(f"{name}-scores") if is_url(run) else Path(run) / "wqk-scores")
+    folder = out or (Path(f"{name}-scores") if is_url(run) else Path(run) / WATCHED)
 
     def tell(rows: ScoreTable) -> None:
         summary = rows.layers.summary().row(0, named=True)
@@ -374,8 +376,9 @@ def report(
     """Write score tables as one HTML file that opens offline.
 
     TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, of several
-    runs, of a callback (scores.jsonl), or of a survey. Several are shown side by side. In addition,
-    a table of wqk compose (.parquet) adds a section with the heads that feed heads.
+    runs, of a callback (scores.jsonl), of a run that wqk watch has scored, or of a survey. Several
+    are shown side by side. In addition, a table of wqk compose (.parquet) adds a section with the
+    heads that feed heads.
 
     \b
     Examples:

@@ -169,8 +169,12 @@ def match_tokens(
     ----------
     ref
         A `Model`, or what `wqk.open` takes.
-    layer, head, stack
-        Layer, head and stack; negative layers count from the end.
+    layer
+        Number of the layer; negative: from the end.
+    head
+        Number of the head in the layer.
+    stack
+        ``encoder`` or ``decoder``, if the model has both.
     top
         Number of pairs in each list.
     distance

@@ -373,7 +373,9 @@ def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:
         # A reason that ends in a colon is followed by a list, which would be cut off.
         shown = "" if reason.endswith(":") else f" ({reason})"
         raise CorpusError(
-            f"{ref}: has no tokenizer that encodes text{shown}; give a corpus, or token ids"
+            f"{ref}: has no tokenizer that encodes text{shown}; save the model's tokenizer next to "
+            "its weights, or give a token store in its vocabulary: wqk lab corpus FILE "
+            "--vocabulary vocab.txt -o STORE, then --corpus STORE"
         ) from None
     return tokenizer
 

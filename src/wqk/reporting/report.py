@@ -38,6 +38,7 @@ from wqk.reporting.summary import (
     summary_table,
 )
 from wqk.scanning.surveys.surveying import survey_table
+from wqk.scanning.surveys.watch import WATCHED
 from wqk.tables.details import Details
 from wqk.tables.rendering import label
 from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, open_run
@@ -86,7 +87,8 @@ def write_report(
     ----------
     tables
         One or several tables, of different models or of one model at different steps; or files
-        with tables; or folders of training runs, callbacks or surveys.
+        with tables; or folders of training runs, callbacks or surveys, or of runs that `wqk.watch`
+        has scored.
     path
         The file, ``.html``, written atomically.
     details
@@ -202,8 +204,9 @@ def _opened(source: Any) -> Sequence[Run | ScoreTable]:
         return [read_scores(path / SCORES)]
     if not path.is_dir():
         return [read_table(path)]
+    watched = path / WATCHED
     try:
-        return [survey_table(path)]
+        return [survey_table(watched if watched.is_dir() else path)]
     except TableError:
         raise TableError(
             f"{path}: expected a score table, or the folder of a run, a callback or a survey; "

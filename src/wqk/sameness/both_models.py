@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
+from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.adapters import NotAnAdapter
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -13,7 +16,10 @@ from wqk.sameness.turned_weights import opened_turned
 
 
 def open_both(
-    openings: Sequence[dict[str, Any]], heads: int | None, key_heads: int | None
+    openings: Sequence[dict[str, Any]],
+    heads: int | None,
+    key_heads: int | None,
+    base: Any | None = None,
 ) -> tuple[list[Model], list[str]]:
     """Open both models.
 
@@ -23,6 +29,8 @@ def open_both(
         The arguments of `wqk.open` for the reference and for the candidate.
     heads, key_heads
         Numbers of heads of the model that does not contain its own; by default the other model's.
+    base
+        Base model of the adapter among the two, in place of the one that the adapter names.
 
     Returns
     -------
@@ -32,8 +40,10 @@ def open_both(
     Raises
     ------
     CheckpointError, UnknownFamily
-        A model cannot be opened, also with these numbers.
+        A model cannot be opened, also with these numbers; or there is a base, and no adapter.
     """
+    if base is not None:
+        openings = _with_base(openings, base)
     errors: list[Exception] = []
     models = [_opened(opening, errors) for opening in openings]
     known = next((model for model in models if model is not None), None)
@@ -63,6 +73,28 @@ def open_both(
         models[number] = model
         notes.append(f"{model.name} lacks its number of heads: {counts[0]} query heads, {source}")
     return [model for model in models if model is not None], notes
+
+
+def _with_base(openings: Sequence[dict[str, Any]], base: Any) -> list[dict[str, Any]]:
+    """Return the arguments of `wqk.open`, with the base model for each adapter among the two."""
+    completed = []
+    for opening in openings:
+        completed.append(opening | {"base": base} if _is_adapter(opening, base) else opening)
+    if not any("base" in opening for opening in completed):
+        raise CheckpointError("neither of the two models is a LoRA adapter; leave out base=")
+    return completed
+
+
+def _is_adapter(opening: dict[str, Any], base: Any) -> bool:
+    """Return whether a model, given by the arguments of `wqk.open`, is an adapter."""
+    if not isinstance(opening["ref"], str | PathLike):
+        return False
+    access = {name: value for name, value in opening.items() if name != "family"}
+    try:
+        open_checkpoint(**access, base=base)
+    except NotAnAdapter:
+        return False
+    return True
 
 
 def _opened(opening: dict[str, Any], errors: list[Exception]) -> Model | None:

@@ -54,6 +54,7 @@ def same(
     other_family: FilePath | None = None,
     heads_per_layer: int | None = None,
     key_heads: int | None = None,
+    base: Any | None = None,
     layers: Collection[int] | None = None,
     tolerance: float = 0.0,
     everything: bool = False,
@@ -84,6 +85,8 @@ def same(
     heads_per_layer, key_heads
         Numbers of query and key heads of whichever of the two does not tell its own. Without them
         they are taken from the other one.
+    base
+        Base model of the LoRA adapter among the two, in place of the one that the adapter names.
     layers
         Only these, by their numbers; negative ones count from the last.
     tolerance
@@ -136,7 +139,7 @@ def same(
         {"ref": reference, "family": family, "revision": revisions[0], **hub},
         {"ref": candidate, "family": other_family, "revision": revisions[1], **hub},
     ]
-    models, notes = open_both(openings, heads_per_layer, key_heads)
+    models, notes = open_both(openings, heads_per_layer, key_heads, base)
     if merged_with:
         options = {key: value for key, value in hub.items() if key != "subfolder"}
         models[0], texts = with_parents(models[0], models[1], merged_with, **options)
@@ -203,6 +206,7 @@ def same(
         other_family=other_family,
         heads_per_layer=heads_per_layer,
         key_heads=key_heads,
+        base=base,
         layers=layers,
         tolerance=tolerance,
         everything=everything,

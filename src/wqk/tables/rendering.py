@@ -402,9 +402,14 @@ def side_by_side(table: ScoreRows) -> Iterator[Any]:
 def measured(
     table: ScoreRows, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
-    """Yield a table of scores and a table for each measure, of the first ``top`` rows."""
+    """Yield a table of scores and a table for each measure, of the first ``top`` rows.
+
+    A sorted table ranks heads with heads: if the table has heads, the rows of layers are left out.
+    """
     frame = table.frame
     if sort_by is not None:
+        if frame["head"].is_not_null().any():
+            frame = frame.filter(pl.col("head").is_not_null())
         frame = _sorted(frame, sort_by)
     frame = frame.head(top or frame.height)
     selected = [measure for measure in MEASURES if measure.name in measures]

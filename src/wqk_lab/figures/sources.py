@@ -8,14 +8,12 @@ from pathlib import Path
 
 from wqk.errors import TableError
 from wqk.scanning.surveys.surveying import survey_table
+from wqk.scanning.surveys.watch import WATCHED
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SCORES, SETTINGS, Run, open_run
 from wqk.tables.score_table import ScoreTable, join, read_table
 from wqk_lab.figures.followed import followed_runs, scan_steps
 from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
-
-# The folder with the table of `wqk watch`, by default inside the run's.
-WATCHED = "wqk-scores"
 
 
 @dataclass(frozen=True)

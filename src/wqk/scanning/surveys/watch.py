@@ -31,6 +31,9 @@ from wqk.storage.references import is_bucket, is_url, redacted, step_in
 from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, read_table
 
+# Folder of the watched scores, by default inside the folder of the run.
+WATCHED = "wqk-scores"
+
 # Seconds between looks: a month.
 LONGEST_WAIT = 30 * 24 * 3600
 
