@@ -27,8 +27,8 @@ from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.configured import other_rotary
 from wqk.sameness.contents import compare_stored, find_by_content
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outside import roles
 from wqk.sameness.same import same
+from wqk.sameness.tensor_roles import roles
 from wqk.sameness.weight_pairs import WeightPair
 
 LAYERS, D, H, G, R = 2, 48, 6, 2, 8

@@ -28,8 +28,8 @@ from wqk.model import open as open_model
 from wqk.sameness.blocks import as_exact_as, same_rotation
 from wqk.sameness.contents import copy_of
 from wqk.sameness.mismatches import Kind, Mismatch, setting
-from wqk.sameness.outside import ATTENDING, MIXERS
 from wqk.sameness.repairs import Setting
+from wqk.sameness.tensor_roles import ATTENDING, MIXERS
 from wqk.sameness.tolerances import SAME_FREQUENCY
 from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import Pair

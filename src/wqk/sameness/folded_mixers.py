@@ -27,8 +27,8 @@ from wqk.sameness.contents import ATTENTION, MIXER
 from wqk.sameness.edits import Take
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outside import layer_of, left_in, roles
 from wqk.sameness.repairs import Change
+from wqk.sameness.tensor_roles import layer_of, parts_outside_forms, roles
 from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import form_parts
 
@@ -166,7 +166,7 @@ def _offsets(model: Model) -> dict[str, float]:
 def _read_beside_forms(model: Model) -> dict[str, list[str]]:
     """Return the weights of mixers by layer, where something is no part of a form."""
     tensors = model.checkpoint.tensors()
-    beside = {part.name for part in left_in(model)}
+    beside = {part.name for part in parts_outside_forms(model)}
     mixing = {name for name, role in roles(model).items() if role in (MIXER, ATTENTION)}
     layers = {layer_of(name) for name in beside | {n for n in mixing if len(tensors[n].shape) == 2}}
     formed = {part.name for plan in model.plans for part in form_parts(plan)}

@@ -13,8 +13,8 @@ from wqk.sameness.diagnosis import Apart
 from wqk.sameness.folded_mixers import with_folded_mixers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.orders import renumbered
-from wqk.sameness.outside import layer_of, left_in, roles
 from wqk.sameness.stream import folded, turned
+from wqk.sameness.tensor_roles import layer_of, parts_outside_forms, roles
 from wqk.sameness.tolerances import TURNED
 from wqk.sameness.weights import SCORES, Pair
 
@@ -67,7 +67,7 @@ def any_order_of_heads(models: Sequence[Model], pairs: Sequence[Pair]) -> set[in
     """
     bound = set[int]()
     for position, model in enumerate(models):
-        left = {part.name for part in left_in(model)}
+        left = {part.name for part in parts_outside_forms(model)}
         shapes_by_layer = _shapes_besides_circuits(model)
         for number, pair in enumerate(pairs):
             plan = pair[position]

@@ -13,7 +13,7 @@ from wqk._console import spans
 from wqk.families import Place
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outside import layer_of
+from wqk.sameness.tensor_roles import layer_of
 from wqk.sameness.weights import Pair
 
 

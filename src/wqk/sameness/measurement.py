@@ -132,8 +132,6 @@ class BlockMeasurement:
         restored = configured.form_restored(self.models, self.pair)
         steps = restored[0].steps if restored else ()
         cause = mismatches.setting("number of heads", texts[0], texts[1], steps)
-        if restored and restored[0].facts["name"] == "pruned_heads":
-            cause = restored[0]
         self.mismatches.insert(0, cause)
         self.distance = dict.fromkeys(positions(*both), math.nan)
         self.allowed = 0

@@ -1,7 +1,7 @@
-"""Causes of a difference between two blocks: their kinds, and records with words and repairs.
+"""Causes of a difference between two blocks: their kinds, and records with reasons and repairs.
 
-A cause describes the candidate: how it was changed, or what it lacks. Its repair is a program of
-steps, see `wqk.sameness.repairs`.
+A cause describes the candidate: the change, or the missing part. The repair is a program of steps,
+see `wqk.sameness.repairs`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, SAME
 if TYPE_CHECKING:
     import numpy as np
 
+# Numbers that a list in a reason contains at most.
+MOST_NUMBERS = 16
+
 
 class Kind(StrEnum):
-    """What happened to a block, in the same words for every one."""
+    """Kind of a change of a block or of a tensor."""
 
     # Orders of what is stored.
     ROTARY = "other rotary positions"
@@ -58,7 +61,7 @@ class Kind(StrEnum):
     BIASES = "same weights, other biases"
     NORM = "same weights, other norm"
     SINKS = "other sinks"
-    # Beside the weights.
+    # Next to the weights.
     SETTING = "other setting"
     SIZES = "other sizes"
     RESIZED = "another number of rows"
@@ -70,7 +73,7 @@ class Kind(StrEnum):
 
 
 UNEXPLAINED = frozenset({Kind.CLOSE, Kind.UNKNOWN, Kind.DIFFERENT})
-# One for each head, or of heads.
+# A number for each head, or numbers of heads.
 Numbers: TypeAlias = "Sequence[Any] | np.ndarray"
 
 
@@ -81,15 +84,15 @@ class Mismatch:
     Attributes
     ----------
     verdict
-        Its kind.
+        The kind of the cause.
     reason
         The cause in one phrase.
     steps
-        The steps that undo it; empty where none are known.
+        The steps that undo the change; empty where none are known.
     sides
-        The sides of the form that it concerns: ``query``, ``key``, or both.
+        The affected sides of the form: ``query``, ``key``, or both.
     heads
-        The heads that it concerns; empty for all.
+        The affected heads; empty for all.
     facts
         Numbers behind the reason, by name.
     """
@@ -106,16 +109,16 @@ class Mismatch:
 
     @property
     def repair(self) -> str:
-        """Code that undoes it; empty where none is known."""
+        """Code that undoes the change; empty where none is known."""
         return program(merged(self.steps))
 
     @property
     def unexplained(self) -> bool:
-        """Whether only the distance of two blocks is known, not the cause."""
+        """True if only the distance of two blocks is known, not the cause."""
         return self.verdict in UNEXPLAINED
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """Return everything as plain values, for JSON."""
         return {
             "verdict": self.verdict,
             "reason": self.reason,
@@ -127,29 +130,56 @@ class Mismatch:
 
 
 def head_order(heads: Numbers) -> Mismatch:
-    """The same heads in another order: the candidate's head for each head of the reference."""
+    """Make the cause of equal heads in another order.
+
+    ``heads`` are the candidate's heads that correspond to the heads of the reference.
+
+    Examples
+    --------
+    >>> head_order([1, 0, 2]).reason
+    'same heads in another order: 1 0 2'
+    """
     order = tuple(map(int, heads))
     reason = f"{Kind.HEADS}: {listed(order)}"
     return Mismatch(Kind.HEADS, reason, sides=("query", "key"), heads=order)
 
 
 def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
-    """The same query and key heads, paired otherwise: both for each head of the reference."""
-    pairs = dict(zip(map(int, query_heads), map(int, key_heads), strict=True))
-    share = len(pairs) // groups
-    if all(key == head % groups for head, key in pairs.items()):
+    """Make the cause of query heads that belong to other key heads.
+
+    Parameters
+    ----------
+    query_heads, key_heads
+        The candidate's query head and key head that correspond to each head of the reference.
+    groups
+        Number of key heads.
+
+    Examples
+    --------
+    >>> print(pairing([0, 1, 2, 3], [0, 1, 0, 1], 2).reason.partition(": ")[2])
+    query head h belongs to key head h mod 2, is read with h // 2
+    """
+    key_of_query = dict(zip(map(int, query_heads), map(int, key_heads), strict=True))
+    share = len(key_of_query) // groups
+    if all(key == query % groups for query, key in key_of_query.items()):
         rule = f"query head h belongs to key head h mod {groups}"
     else:
-        heads = sorted(pairs)
-        met = listed([pairs[head] for head in heads])
-        rule = f"query heads {listed(heads)} belong to key heads {met}"
-    facts = {"query_heads": tuple(pairs), "key_heads": tuple(pairs.values()), "groups": groups}
+        queries = sorted(key_of_query)
+        keys = [key_of_query[query] for query in queries]
+        rule = f"query heads {listed(queries)} belong to key heads {listed(keys)}"
+    facts = {
+        "query_heads": tuple(key_of_query),
+        "key_heads": tuple(key_of_query.values()),
+        "groups": groups,
+    }
     reason = f"{Kind.PAIRING}: {rule}, is read with h // {share}"
     return Mismatch(Kind.PAIRING, reason, sides=("query",), facts=facts)
 
 
 def scaled(factors: Sequence[float], width: int) -> Mismatch:
-    """Each head's scores times a factor; the root of the width is forgotten most often.
+    """Make the cause of scores that are multiplied by a factor for each head.
+
+    The root of the head width, which is forgotten most often, is named.
 
     Examples
     --------
@@ -163,46 +193,76 @@ def scaled(factors: Sequence[float], width: int) -> Mismatch:
     if high - low > SAME * abs(high):
         reason = f"{Kind.SCALED}, each head by a factor of its own"
         return Mismatch(Kind.SCALED, reason, facts=facts)
-    known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
-    near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=SAME)]
-    named = f" = {near[0]}{width}, of the score's scale" if near else ""
-    return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{named}", facts=facts | {"factor": high})
+    root = _root(high, width)
+    origin = f" = {root}, of the score's scale" if root else ""
+    return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{origin}", facts=facts | {"factor": high})
 
 
-def setting(name: str, value: Any, other: Any, steps: Sequence[Step] = ()) -> Mismatch:
-    """A setting outside the form that differs."""
-    texts = ["none" if each is None else str(each) for each in (value, other)]
+def _root(factor: float, width: int) -> str:
+    """Name a factor that is the root of a width, or its inverse; empty for other factors."""
+    root = math.sqrt(width)
+    if math.isclose(factor, root, rel_tol=SAME):
+        return f"√{width}"
+    return f"1/√{width}" if math.isclose(factor, 1 / root, rel_tol=SAME) else ""
+
+
+def setting(name: str, expected: Any, actual: Any, steps: Sequence[Step] = ()) -> Mismatch:
+    """Make the cause of a setting that differs.
+
+    Examples
+    --------
+    >>> setting("rope_theta", 10000.0, None).reason
+    'rope_theta: 10000.0 against none'
+    """
+    texts = ["none" if value is None else str(value) for value in (expected, actual)]
     facts = {"name": name, "value": texts[0], "other_value": texts[1]}
     reason = f"{name}: {texts[0]} against {texts[1]}"
     return Mismatch(Kind.SETTING, reason, tuple(steps), facts=facts)
 
 
 def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
-    """No known change makes the blocks equal: how far apart they are, and in which heads.
+    """Make the cause of blocks that no known change makes equal: a distance, in some heads.
 
-    ``shares`` are those distances over their tolerances.
+    Parameters
+    ----------
+    distances
+        Relative distance of each head.
+    shares
+        The distance of each head over its tolerance.
     """
     far = [head for head, share in enumerate(shares) if share > 1]
-    low, high = (pick(distances[head] for head in far) for pick in (min, max))
+    low = min(distances[head] for head in far)
+    high = max(distances[head] for head in far)
     size = f"{high:.2g}" if low > high / 2 else f"{low:.2g} to {high:.2g}"
     if len(far) < len(distances):
-        rest = [h for h in range(len(distances)) if h not in far]
-        near = [h for h in rest if shares[h] > NEARLY]
-        most = max((distances[h] for h in near), default=0.0)
-        within = f"; just within the tolerance in {_counted(near)} ({most:.2g})" if near else ""
+        within = _within_tolerance(distances, shares)
         reason = f"{Kind.UNKNOWN}: relative distance {size} in {_counted(far)}{within or ' alone'}"
         return Mismatch(Kind.UNKNOWN, reason, heads=tuple(far), facts={"size": high})
-    kind = Kind.DIFFERENT if low > DIFFERENT else Kind.CLOSE if high < CLOSE else Kind.UNKNOWN
-    words = f"{Kind.CLOSE}, but {Kind.UNKNOWN}" if kind is Kind.CLOSE else str(kind)
-    reason = f"{words}: relative distance {size} in all heads"
+    kind = Kind.UNKNOWN
+    if low > DIFFERENT:
+        kind = Kind.DIFFERENT
+    elif high < CLOSE:
+        kind = Kind.CLOSE
+    title = f"{Kind.CLOSE}, but {Kind.UNKNOWN}" if kind is Kind.CLOSE else str(kind)
+    reason = f"{title}: relative distance {size} in all heads"
     return Mismatch(kind, reason, facts={"size": high})
 
 
+def _within_tolerance(distances: Numbers, shares: Numbers) -> str:
+    """Return a clause on the heads whose distance nearly exceeds its tolerance; or nothing."""
+    near = [head for head, share in enumerate(shares) if NEARLY < share <= 1]
+    if not near:
+        return ""
+    largest = max(distances[head] for head in near)
+    return f"; just within the tolerance in {_counted(near)} ({largest:.2g})"
+
+
 def _counted(heads: Numbers) -> str:
+    """Return numbers of heads after the noun."""
     return f"head {heads[0]}" if len(heads) == 1 else f"heads {listed(heads)}"
 
 
 def listed(numbers: Numbers) -> str:
-    """A readable list of numbers that fits a line."""
-    shown = " ".join(map(str, numbers[:16]))
-    return shown + (" …" if len(numbers) > 16 else "")
+    """Return numbers as text that fits a line; an ellipsis stands for further numbers."""
+    shown = " ".join(map(str, numbers[:MOST_NUMBERS]))
+    return f"{shown} …" if len(numbers) > MOST_NUMBERS else shown

@@ -20,7 +20,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness.contents import OTHER
 from wqk.sameness.matching import permutation, same_numbers
-from wqk.sameness.outside import FEED_FORWARD, roles
+from wqk.sameness.tensor_roles import FEED_FORWARD, roles
 from wqk.sameness.tolerances import ALIKE
 
 # A tensor of one expert, which has a number, or of all experts, along the first axis.

@@ -1,23 +1,21 @@
-"""What two models hold outside the forms of their attention, compared as it is stored.
+"""Comparison of all tensors outside the forms of attention, as they are stored.
 
-Tensors of forms are compared as forms. The rest of an attention module (learned position terms,
-temperatures, gates), and the mixers of layers without attention (linear attention, convolutions,
-state spaces), are compared as they are stored, and so is everything else that is asked for.
+Tensors of forms are compared as forms. The remaining tensors of attention modules (learned position
+terms, temperatures, gates) and the mixers of layers without attention (linear attention,
+convolutions, state spaces) are compared as they are stored. With ``everything``, all other tensors
+are compared, too.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import takewhile
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints import Part
 from wqk.checkpoints.files import PLAIN
-from wqk.families import AttentionPlan, Composed, Projection
-from wqk.families.naming import without_numbers
 from wqk.model import Model
+from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import (
     ATTENTION,
     MIXER,
@@ -30,278 +28,318 @@ from wqk.sameness.contents import (
     find_by_content,
     stray_entries,
 )
+from wqk.sameness.tensor_roles import parts_outside_forms, roles
 from wqk.sameness.tolerances import MOST
 from wqk.sameness.weights import VALUES, Pair, form_parts
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from wqk.sameness.comparisons import BlockComparison
-
-# Modules that mix tokens without a softmax.
-MIXERS = re.compile(
-    r"mamba|ssm|linear_?att|conv|mixer|rg_?lru|recurrent|temporal_block|time_?mix|delta_?net|"
-    r"retention|lightning|rwkv|hyena|fourier|hgrn|xlstm|mlstm|slstm"
-)
-# Names of tensors of attention: of its modules, of positions in its scores, of virtual keys.
-ATTENDING = re.compile(
-    r"(?<!post_)att(?:n|ention)(?!_?pool)|(?:^|[._])(?:sinks?|temperature|logit_scale|rel|relative|rpe|pos|"
-    r"position|positions|alibi|slopes?|positional)(?:[._]|$)"
-)
-# What a library keeps beside weights, and makes anew: tables, counters; and masks of four axes.
-BUFFERS = re.compile(
-    r"(?:^|\.)(?:inv_freq|original_inv_freq|rope_freqs(?:\.weight)?|position_ids|masked_bias|"
-    r"num_batches_tracked|n_averaged|token_type_ids|relative_position_index|_extra_state)$"
-)
-MASKS = re.compile(r"(?:^|\.)attn\.bias$")
-# Scales of quantized weights, after the weight's name.
-QUANTIZED = re.compile(r"_scale(?:_inv)?$")
-FEED_FORWARD = re.compile(r"(?:^|[._])(?:mlp|ffn|ff|feed_forward|experts?|moe)(?:[._]|$)")
+# Outcomes of tensors that only one of the two models has.
+UNPAIRED = frozenset({Outcome.MISSING, Outcome.ADDED})
+# Parts of composite models that have a configuration of their own.
+TOWERS = ("vision", "audio", "text")
 
 
-def left_in(model: Model) -> Iterator[Part]:
-    """The rows of tensors of forms that no form holds, such as gates beside queries."""
-    tensors, rows = model.checkpoint.tensors(), dict[str, list[tuple[int, int]]]()
-    columns: dict[str, list[tuple[int, int]]] = {}
-    for plan in model.plans:
-        for part in form_parts(plan):
-            rows.setdefault(part.name, []).extend(part.row_ranges(tensors[part.name].shape))
-        for side in (plan.query, plan.key, plan.value if plan.output else None):
-            one = side and side.projection
-            for half in (one.outer, one.inner) if isinstance(one, Composed) else (one,):
-                if isinstance(half, Projection) and half.transposed and half.outputs:
-                    columns.setdefault(half.tensor, []).extend(half.outputs)
-    for name, ranges in rows.items():
-        shape = tensors[name].shape
-        if name in columns and shape:  # read whole, used by columns
-            if _gaps(columns[name], shape[-1]):
-                yield Part(name)
-        elif shape and (gaps := _gaps(ranges, shape[0])):
-            yield Part(name, gaps)
+class Scope(NamedTuple):
+    """The tensors that are to be compared.
 
-
-def _gaps(ranges: list[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:
-    """What half-open ranges leave of a length.
-
-    Examples
-    --------
-    >>> _gaps([(0, 2), (4, 6)], 8)
-    ((2, 4), (6, 8))
+    Attributes
+    ----------
+    everything
+        True if all tensors are compared, not only those of attention and of other mixers.
+    layers
+        The layers that are compared; None for all. Of single layers, only forms are compared.
+    tolerance
+        Relative distance of a tensor that is accepted.
     """
-    found, end = [], 0
-    for start, stop in sorted(ranges):
-        if start > end:
-            found.append((end, start))
-        end = max(end, stop)
-    return (*found, *(((end, length),) if end < length else ()))
+
+    everything: bool
+    layers: Collection[int] | None
+    tolerance: float
 
 
-def roles(model: Model) -> dict[str, str]:
-    """Of every tensor outside the forms: ``attention``, ``mixer`` or ``other``."""
-    tensors = model.checkpoint.tensors()
-    formed = {part.name for plan in model.plans for part in form_parts(plan)}
-    mixing = {part.name for plan in model.mixers for part in form_parts(plan)}
-    modules = {_module(plan) for plan in model.plans} - {""}
-    modules |= {name.rpartition(".")[0] + "." for name in _unread(model, tensors)}
-    layers = {layer_of(name) for name in modules} - {""}
-    kinds = {without_numbers(layer) for layer in layers}
-    fed = {_child(name, layer_of(name)) for name in formed}
-    usual = {_child(name, layer_of(name)) for name in tensors if layer_of(name) in layers}
-    found = {}
-    for name in tensors:
-        scaled = QUANTIZED.sub("", name)
-        is_mask = MASKS.search(name) and len(tensors[name].shape) == 4
-        made = BUFFERS.search(name) or is_mask
-        if name in formed or made or (scaled != name and scaled in tensors):
-            continue  # part of a form, made anew, or a scale that reading applies
-        layer = layer_of(name)
-        own = name.startswith(tuple(modules))
-        apart = layer not in layers and without_numbers(layer) in kinds
-        feeds = FEED_FORWARD.search(name) is not None
-        mixes = MIXERS.search(name.lower()) and not own and not feeds
-        strange = _child(name, layer) not in usual or _child(name, layer) in fed
-        if mixes or name in mixing or (apart and strange):
-            found[name] = MIXER
-        elif own or (ATTENDING.search(name.lower()) and not feeds):
-            found[name] = MIXER if apart else ATTENTION
-        else:
-            found[name] = OTHER
-    return found
+class OutsideComparison(NamedTuple):
+    """Result of the comparison of tensors outside the forms.
+
+    Attributes
+    ----------
+    tensors
+        The tensors that were compared, and tensors of forms with single entries that differ.
+    unknown
+        Parts of attention that could not be compared.
+    not_compared
+        The names of tensors that were not to be compared.
+    """
+
+    tensors: tuple[TensorComparison, ...]
+    unknown: tuple[str, ...]
+    not_compared: tuple[str, ...]
 
 
-def _unread(model: Model, tensors: Mapping[str, TensorInfo]) -> list[str]:
-    """Tensors that look like queries, but that no block reads."""
-    spellings = set(model.unread)
-    return [n for n in tensors if without_numbers(n.removesuffix(".weight")) in spellings]
-
-
-def layer_of(name: str) -> str:
-    """A name up to its first number."""
-    match = re.match(r".*?\.\d+\.", name)
-    return match[0] if match else ""
-
-
-def _child(name: str, layer: str) -> str:
-    return name.removeprefix(layer).partition(".")[0]
-
-
-def _module(plan: AttentionPlan) -> str:
-    """What the names of a block's tensors have in common below their layer; or nothing."""
-    sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
-    paths = [side.tensor.split(".")[:-2] for side in sides]
-    together = takewhile(lambda some: len(set(some)) == 1, zip(*paths, strict=False))
-    path = ".".join(some[0] for some in together)
-    last = path.rpartition(".")[2]
-    return "" if last.isdigit() or last in ("", "model") else f"{path}."
-
-
-def outside(
+def compare_outside(
     models: Sequence[Model],
     pairs: Sequence[Pair],
     blocks: Sequence[BlockComparison],
     names: Mapping[str, str],
-    everything: bool,
-    layers: Collection[int] | None,
-    tolerance: float,
-) -> tuple[tuple[TensorComparison, ...], tuple[str, ...], tuple[str, ...]]:
-    """Tensors outside the forms, or with single entries that differ; what was not compared."""
-    checkpoints = [model.checkpoint for model in models]
-    infos = [checkpoint.tensors() for checkpoint in checkpoints]
-    by_role = [roles(model) for model in models]
-    wanted = {ATTENTION, MIXER, OTHER} if everything else {ATTENTION, MIXER}
-    chosen = [
-        {name: role for name, role in some.items() if layers is None and role in wanted}
-        for some in by_role
-    ]
-    is_guess = any(plan.rule.guess for pair in pairs for plan in pair)
-    if everything and layers is None and is_guess:
-        for names_of_side, model in zip(chosen, models, strict=True):
-            names_of_side.update(dict.fromkeys(_beside_scores(model), ATTENTION))
-    # What one family takes for an output's weight may be any tensor to the other, a guessed one: it
-    # is compared as it is stored, not said to be missing.
-    back = {other: name for name, other in names.items()}
-    for own, theirs, called, stored in ((0, 1, names, infos[1]), (1, 0, back, infos[0])):
-        for name, role in [*chosen[own].items()]:
-            if (other := called.get(name)) in stored:
-                chosen[theirs].setdefault(str(other), role)
-    beside = pairs or [*zip(models[0].mixers, models[1].mixers, strict=False)]
-    same_layout = all(names.get(one.query.tensor) == two.query.tensor for one, two in beside)
-    strict = everything or same_layout
-    found = compare_tensors(checkpoints, chosen, names, strict=strict)
-    if is_guess:
-        found = _found_in_fused(models, found)
-    for number, one in enumerate(found):
-        if one.outcome is Outcome.DIFFERS and tolerance and one.distance <= tolerance:
-            found[number] = replace(one, outcome=Outcome.ROUNDED)
-    left_out: list[str] = []
-    for some, every in zip(chosen, by_role, strict=True):
-        left_out += [names.get(name, name) for name in every if name not in some]
-    unknown = [VALUES] * any(VALUES not in block.beside for block in blocks)
-    unknown += [one.name or one.other for one in found if one.outcome is Outcome.UNKNOWN]
-    found += () if tolerance else _entries(checkpoints, pairs, blocks, names)
-    rest, other_rows = _rest(models, names)
-    return (*found, *rest), (*unknown, *other_rows), tuple(dict.fromkeys(left_out))
+    scope: Scope,
+) -> OutsideComparison:
+    """Compare the tensors outside the forms of two models.
+
+    Parameters
+    ----------
+    models
+        The reference and the candidate.
+    pairs, blocks
+        The pairs of blocks, and the comparison of each pair.
+    names
+        The candidate's name of each of the reference's tensors, as far as names agree.
+    scope
+        The tensors that are to be compared.
+    """
+    comparison = _Comparison(models, pairs, blocks, names)
+    roles_of_models = [roles(model) for model in models]
+    chosen = comparison.chosen(roles_of_models, scope)
+    tensors = comparison.compare(chosen, scope)
+    unknown: list[str] = []
+    if any(VALUES not in block.beside for block in blocks):
+        unknown.append(VALUES)
+    unknown += [tensor.title for tensor in tensors if tensor.outcome is Outcome.UNKNOWN]
+    if not scope.tolerance:
+        tensors += comparison.tensors_with_stray_entries()
+    rows, unknown_rows = comparison.compare_rows_outside_forms()
+    not_compared: dict[str, None] = {}
+    for chosen_names, all_names in zip(chosen, roles_of_models, strict=True):
+        for name in all_names:
+            if name not in chosen_names:
+                not_compared[names.get(name, name)] = None
+    return OutsideComparison(
+        tensors=(*tensors, *rows),
+        unknown=(*unknown, *unknown_rows),
+        not_compared=tuple(not_compared),
+    )
 
 
-def _beside_scores(model: Model) -> set[str]:
-    """Tensors of forms that a guess does not name: values, outputs, norms."""
+@dataclass
+class _Comparison:
+    """Two models with their blocks, and comparisons of the tensors outside the forms."""
+
+    models: Sequence[Model]
+    pairs: Sequence[Pair]
+    blocks: Sequence[BlockComparison]
+    names: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        self.checkpoints = [model.checkpoint for model in self.models]
+        self.is_guess = any(plan.rule.guess for pair in self.pairs for plan in pair)
+
+    def chosen(
+        self, roles_of_models: Sequence[Mapping[str, str]], scope: Scope
+    ) -> list[dict[str, str]]:
+        """Return the tensors of each model that are compared, with their roles."""
+        if scope.layers is not None:
+            return [{}, {}]
+        chosen_roles = {ATTENTION, MIXER}
+        if scope.everything:
+            chosen_roles.add(OTHER)
+        chosen = [
+            {name: role for name, role in role_of.items() if role in chosen_roles}
+            for role_of in roles_of_models
+        ]
+        if scope.everything and self.is_guess:
+            for role_of, model in zip(chosen, self.models, strict=True):
+                role_of.update(dict.fromkeys(_formed_besides_scores(model), ATTENTION))
+        self._add_partners(chosen)
+        return chosen
+
+    def _add_partners(self, chosen: Sequence[dict[str, str]]) -> None:
+        """Add the tensors of each model whose partners in the other model are compared.
+
+        A guessed family may not know that a tensor belongs to a form. The tensor is then compared
+        as it is stored, and is not reported as missing.
+        """
+        reference_roles, candidate_roles = chosen
+        reference, candidate = (checkpoint.tensors() for checkpoint in self.checkpoints)
+        reference_names = {other: name for name, other in self.names.items()}
+        for name, role in [*reference_roles.items()]:
+            partner = self.names.get(name, "")
+            if partner in candidate:
+                candidate_roles.setdefault(partner, role)
+        for name, role in [*candidate_roles.items()]:
+            partner = reference_names.get(name, "")
+            if partner in reference:
+                reference_roles.setdefault(partner, role)
+
+    def compare(self, chosen: Sequence[Mapping[str, str]], scope: Scope) -> list[TensorComparison]:
+        """Compare chosen tensors; accepted distances count as rounding."""
+        is_strict = scope.everything or self._have_one_layout
+        tensors = compare_tensors(self.checkpoints, chosen, self.names, strict=is_strict)
+        if self.is_guess:
+            tensors = _found_in_fused(self.models, tensors)
+        return [_accepted(tensor, scope.tolerance) for tensor in tensors]
+
+    @property
+    def _have_one_layout(self) -> bool:
+        """True if queries of both models have one name in each block."""
+        pairs = self.pairs or [*zip(self.models[0].mixers, self.models[1].mixers, strict=False)]
+        return all(
+            self.names.get(reference.query.tensor) == candidate.query.tensor
+            for reference, candidate in pairs
+        )
+
+    def compare_rows_outside_forms(self) -> tuple[list[TensorComparison], list[str]]:
+        """Compare rows of tensors of forms that no form contains, such as gates next to queries.
+
+        Returned are the comparisons, and descriptions of rows that cannot be compared.
+        """
+        reference_parts, candidate_parts = (
+            {part.name: part for part in parts_outside_forms(model)} for model in self.models
+        )
+        reference, candidate = self.checkpoints
+        tensors: list[TensorComparison] = []
+        unknown: list[str] = []
+        for name, part in reference_parts.items():
+            partner = candidate_parts.get(self.names.get(name, ""))
+            if (
+                partner is None
+                or partner.rows != part.rows
+                or candidate.info(partner.name).shape != reference.info(name).shape
+            ):
+                unknown.append(f"rows of {name} outside the forms")
+                continue
+            stored = compare_stored(self.checkpoints, (part, partner))
+            tensors.append(_of_attention(name, partner.name, stored))
+        return tensors, unknown
+
+    def tensors_with_stray_entries(self) -> Iterator[TensorComparison]:
+        """Yield tensors of equal forms with single entries that differ.
+
+        The entries are too few for the forms to differ.
+        """
+        compared: set[str] = set()
+        for (plan, _), block in zip(self.pairs, self.blocks, strict=True):
+            if block.identical or not block.same:
+                continue
+            changed: dict[str, StoredComparison] = {}
+            for name in dict.fromkeys(part.name for part in form_parts(plan)):
+                if name in compared or not self._is_stored_alike(name):
+                    continue
+                compared.add(name)
+                stored = compare_stored(self.checkpoints, (Part(name), Part(self.names[name])))
+                if stored.outcome is Outcome.DIFFERS and stored.changed is not None:
+                    changed[name] = stored
+            for name in _with_stray_entries(changed):
+                yield _of_attention(name, self.names[name], changed[name])
+
+    def _is_stored_alike(self, name: str) -> bool:
+        """Return whether both models store plain numbers of one shape under corresponding names."""
+        infos = [
+            self.checkpoints[0].info(name),
+            self.checkpoints[1].tensors().get(self.names.get(name, "")),
+        ]
+        shapes = {info.shape for info in infos if info is not None}
+        types = {info.dtype for info in infos if info is not None}
+        return None not in infos and len(shapes) == 1 and types <= {*PLAIN}
+
+
+def _formed_besides_scores(model: Model) -> list[str]:
+    """Return tensors of forms that a guess does not name: values, outputs, norms."""
     scored = {side.tensor for plan in model.plans for side in (plan.query, plan.key)}
-    formed = {part.name for plan in model.plans for part in form_parts(plan)}
-    return formed - scored
+    formed = dict.fromkeys(part.name for plan in model.plans for part in form_parts(plan))
+    return [name for name in formed if name not in scored]
+
+
+def _accepted(tensor: TensorComparison, tolerance: float) -> TensorComparison:
+    """Return the comparison of a tensor; a distance within a given tolerance is rounding."""
+    is_accepted = tolerance > 0 and tensor.distance <= tolerance
+    if tensor.outcome is Outcome.DIFFERS and is_accepted:
+        return replace(tensor, outcome=Outcome.ROUNDED)
+    return tensor
+
+
+def _of_attention(name: str, other: str, stored: StoredComparison) -> TensorComparison:
+    """Return the comparison of a tensor of attention."""
+    return TensorComparison(
+        name=name,
+        other=other,
+        outcome=stored.outcome,
+        reason=stored.reason,
+        role=ATTENTION,
+        distance=stored.distance,
+    )
+
+
+def _with_stray_entries(changed: Mapping[str, StoredComparison]) -> Iterator[str]:
+    """Yield the changed tensors of a block in which only single entries changed.
+
+    Most entries of a vector may have changed if a weight of the block changed as well: a rotation
+    within heads changes both.
+    """
+    masks = {name: stored.changed for name, stored in changed.items() if stored.changed is not None}
+    has_changed_weights = any(mask.shape[1] > 1 for mask in masks.values())
+    for name, mask in masks.items():
+        is_vector = mask.shape[1] == 1
+        if is_vector:
+            is_stray = mask.mean() < MOST and not has_changed_weights
+        else:
+            is_stray = stray_entries(mask) > 0
+        if is_stray:
+            yield name
 
 
 def _found_in_fused(
-    models: Sequence[Model], compared: Sequence[TensorComparison]
+    models: Sequence[Model], tensors: Sequence[TensorComparison]
 ) -> list[TensorComparison]:
-    """Return the comparisons; what lies in a fused weight is found, in whatever order.
+    """Return the comparisons, in which tensors that lie in a fused weight are found.
 
     A guess names the queries and keys of a fused weight, and not its values.
     """
-    lost = {Outcome.MISSING, Outcome.ADDED}
-    fused = [
-        any(plan.query.tensor == plan.key.tensor and plan.rule.guess for plan in model.plans)
+    plans = [plan for model in models for plan in model.plans]
+    is_fused = any(plan.query.tensor == plan.key.tensor and plan.rule.guess for plan in plans)
+    unpaired = [tensor for tensor in tensors if tensor.outcome in UNPAIRED]
+    if not is_fused or not unpaired:
+        return [*tensors]
+    names = [
+        dict.fromkeys(part.name for plan in model.plans for part in form_parts(plan))
         for model in models
     ]
-    if not any(fused) or lost.isdisjoint({one.outcome for one in compared}):
-        return [*compared]
+    names[0] |= dict.fromkeys(tensor.name for tensor in unpaired if tensor.name)
+    names[1] |= dict.fromkeys(tensor.other for tensor in unpaired if tensor.other)
     checkpoints = [model.checkpoint for model in models]
-    formed = [
-        list(dict.fromkeys(part.name for plan in model.plans for part in form_parts(plan)))
-        for model in models
-    ]
-    unpaired: tuple[list[str], list[str]] = ([], [])
-    for one in compared:
-        if one.outcome in lost:
-            unpaired[0].extend([one.name] if one.name else [])
-            unpaired[1].extend([one.other] if one.other else [])
-    names = [list(dict.fromkeys((*own, *more))) for own, more in zip(formed, unpaired, strict=True)]
-    places = find_by_content(checkpoints, *names)
-    answered = []
-    for one in compared:
-        place = places[0].get(one.name) if one.name else places[1].get(one.other)
-        if one.outcome in lost and place:
-            one = replace(one, outcome=Outcome.FOUND, reason=place)
-        answered.append(one)
-    return answered
-
-
-def _rest(
-    models: Sequence[Model], names: Mapping[str, str]
-) -> tuple[list[TensorComparison], list[str]]:
-    """Rows beside those of forms, such as gates beside queries."""
-    ours, theirs = ({part.name: part for part in left_in(model)} for model in models)
-    found, unknown, (here, there) = [], [], [model.checkpoint for model in models]
-    for name, part in ours.items():
-        other = theirs.get(names.get(name, ""))
-        alike = other is not None and other.rows == part.rows
-        if other is None or not alike or there.info(other.name).shape != here.info(name).shape:
-            unknown.append(f"rows of {name} outside the forms")
-            continue
-        one = compare_stored((here, there), (part, other))
-        found.append(TensorComparison(name, other.name, *one[:2], ATTENTION, one.distance))
-    return found, unknown
-
-
-def _entries(
-    checkpoints: Sequence[Checkpoint],
-    pairs: Sequence[Pair],
-    blocks: Sequence[BlockComparison],
-    names: Mapping[str, str],
-) -> Iterator[TensorComparison]:
-    """Tensors of equal forms of which single entries differ, too few for the forms to show it."""
-    seen: set[str] = set()
-    for (plan, _), block in zip(pairs, blocks, strict=True):
-        if block.identical or not block.same:
-            continue
-        changed: list[tuple[str, StoredComparison, np.ndarray]] = []
-        for name in dict.fromkeys(part.name for part in form_parts(plan)):
-            own, other = checkpoints[0].info(name), names.get(name)
-            theirs = checkpoints[1].tensors().get(other or "")
-            if name in seen or theirs is None or own.shape != theirs.shape:
-                continue
-            if {own.dtype, theirs.dtype} - {*PLAIN}:
-                continue
-            seen.add(name)
-            one = compare_stored(checkpoints, (Part(name), Part(str(other))))
-            if one.outcome is Outcome.DIFFERS and one.changed is not None:
-                changed.append((name, one, one.changed))
-        moved = any(mask.shape[1] > 1 for _, _, mask in changed)
-        for name, one, mask in changed:
-            few = mask.mean() < MOST and not moved if mask.shape[1] == 1 else stray_entries(mask)
-            if few:
-                yield TensorComparison(name, names[name], *one[:2], ATTENTION, one.distance)
+    reference_places, candidate_places = find_by_content(checkpoints, [*names[0]], [*names[1]])
+    results: list[TensorComparison] = []
+    for tensor in tensors:
+        place = candidate_places.get(tensor.other)
+        if tensor.name:
+            place = reference_places.get(tensor.name)
+        if tensor.outcome in UNPAIRED and place:
+            tensor = replace(tensor, outcome=Outcome.FOUND, reason=place)
+        results.append(tensor)
+    return results
 
 
 def absent_towers(models: Sequence[Model]) -> list[str]:
-    """Towers that a configuration describes, and that neither file has a block of."""
-    plans = [plan for model in models for plan in model.plans]
-    there = {word for plan in plans for word in (plan.stack, plan.rule.config, plan.family)}
-    configs = [model.checkpoint.config for model in models]
+    """Return a note on each tower that a configuration describes, and of which no file has blocks.
+
+    Vision, audio and text models of a composite model are towers.
+    """
     return [
-        f"not compared: the {word} tower that the configuration describes ({word}_config), of "
+        f"not compared: the {tower} tower that the configuration describes ({tower}_config), of "
         "which neither has attention here"
-        for word in ("vision", "audio", "text")
-        if any(isinstance(config.get(f"{word}_config"), dict) for config in configs)
-        and not any(word in str(name) for name in there)
-        and not (word == "text" and there & {"decoder", "encoder"})
+        for tower in TOWERS
+        if _is_described(tower, models) and not _has_blocks(tower, models)
     ]
+
+
+def _is_described(tower: str, models: Sequence[Model]) -> bool:
+    """Return whether the configuration of a model describes a tower."""
+    configs = [model.checkpoint.config for model in models]
+    return any(isinstance(config.get(f"{tower}_config"), dict) for config in configs)
+
+
+def _has_blocks(tower: str, models: Sequence[Model]) -> bool:
+    """Return whether a model has blocks of a tower."""
+    titles: set[str] = set()
+    for model in models:
+        for plan in model.plans:
+            titles |= {str(plan.stack), str(plan.rule.config), str(plan.family)}
+    if tower == "text" and titles & {"decoder", "encoder"}:
+        return True
+    return any(tower in title for title in titles)

@@ -29,7 +29,7 @@ from wqk.sameness.measurement import BlockMeasurement, Signatures
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.mismatches import Kind, Mismatch, listed
 from wqk.sameness.missing_tensors import missing_in_both
-from wqk.sameness.outside import absent_towers, outside
+from wqk.sameness.outside import Scope, absent_towers, compare_outside
 from wqk.sameness.positions import GUESSED
 from wqk.sameness.repaired_files import require_local, write_repaired
 from wqk.sameness.repairs import Change
@@ -155,9 +155,10 @@ def same(
     anchors = alignment.anchor[0].query.tensor, alignment.anchor[1].query.tensor
     stored = [model.checkpoint.tensors() for model in models]
     names = paired_names(stored[0], stored[1], anchors)
-    tensors, unknown_tensors, skipped = outside(
-        models, alignment.pairs, blocks, names, everything, layers, allowed
+    outside = compare_outside(
+        models, alignment.pairs, blocks, names, Scope(everything, layers, allowed)
     )
+    tensors = outside.tensors
     shares = [] if layers is not None else [*merged_shares(comparer.checkpoints, names)]
     blocks, known = _with_merges(alignment.pairs, blocks, shares)
     known += fold_causes(models[0], names)
@@ -185,8 +186,8 @@ def same(
         added=alignment.added,
         notes=(*notes, *comparer.notes, *absent_towers(models)),
         tensors=tensors,
-        unknown=(*unknown_tensors, GUESSED) if is_guessed else unknown_tensors,
-        not_compared=skipped,
+        unknown=(*outside.unknown, GUESSED) if is_guessed else outside.unknown,
+        not_compared=outside.not_compared,
         accepted=tolerance,
         quantized=_quantized_in_one(alignment.pairs),
         settings=settings,

@@ -25,7 +25,7 @@ from wqk.families import Composed, Norm, Projection
 from wqk.families.naming import NAMES, embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.outside import layer_of
+from wqk.sameness.tensor_roles import layer_of
 from wqk.sameness.tolerances import SAME, TURNED
 from wqk.sameness.weights import form_parts
 

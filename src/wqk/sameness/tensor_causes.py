@@ -42,10 +42,10 @@ from wqk.sameness.layers import alone_prefixes, moved_prefixes, with_tensors_of_
 from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import Origin, find_origins
-from wqk.sameness.outside import layer_of
 from wqk.sameness.permutations import Sizes, name_permutation
 from wqk.sameness.quantization import BEYOND, RESCALED
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, merged, program
+from wqk.sameness.tensor_roles import layer_of
 from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, LEFT, SAME_FACTOR, TINY, WHOLE
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weight_pairs import short
