@@ -1,4 +1,4 @@
-"""Whatever goes wrong is one line and a status, whatever the streams are."""
+"""Every failure is one line and a status, also with closed streams and odd environments."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ ENVIRONMENT = [
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize(("line", "status", "says"), STREAMS)
-def test_streams_that_are_full_or_closed(line, status, says):
+@pytest.mark.parametrize(("line", "status", "message"), STREAMS)
+def test_streams_that_are_full_or_closed(line, status, message):
     done = shell(line)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
-    assert says in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") <= 1
 
 
-@pytest.mark.parametrize(("line", "says"), ENVIRONMENT)
-def test_what_is_in_the_way_is_one_line_without_secrets(line, says):
+@pytest.mark.parametrize(("line", "message"), ENVIRONMENT)
+def test_what_is_in_the_way_is_one_line_without_secrets(line, message):
     environment, _, verb = line.rpartition("wqk ")
     done = shell(f"HF_HUB_OFFLINE=0 NO_PROXY= {environment} wqk {verb}")
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "hunter2" not in done.stderr + done.stdout
     assert len(done.stderr.splitlines()) <= 4  # click's own are a usage, a hint and a line
@@ -64,9 +64,9 @@ def test_what_is_in_the_way_is_one_line_without_secrets(line, says):
 def test_an_unexpected_error_is_one_line(monkeypatch):
     error = ZeroDivisionError("by\nnothing" + "x" * 10_000)
     monkeypatch.setattr("wqk.scanning.scan.scan_model", failing(error))
-    told = refuse("scan", ENCODER)
-    assert told.startswith("wqk: unexpected ZeroDivisionError: by nothing")
-    assert len(told) < 700
+    message = refuse("scan", ENCODER)
+    assert message.startswith("wqk: unexpected ZeroDivisionError: by nothing")
+    assert len(message) < 700
     with pytest.raises(ZeroDivisionError):
         run("--debug", "scan", ENCODER, catch_exceptions=False)
 
@@ -79,12 +79,14 @@ def test_an_interruption_ends_every_verb_alike(monkeypatch, verb):
 
 
 def test_a_scan_that_is_interrupted_at_its_second_checkpoint_leaves_no_table(monkeypatch, tmp_path):
-    first, plain = iter([True]), wqk.checkpoints.open_local
+    openers = iter([wqk.checkpoints.open_local])
     interrupt = failing(KeyboardInterrupt())
-    monkeypatch.setattr(
-        "wqk.checkpoints.open_local",
-        lambda *a, **k: (plain if next(first, 0) else interrupt)(*a, **k),
-    )
+
+    def open_first_alone(*arguments, **options):
+        opener = next(openers, interrupt)
+        return opener(*arguments, **options)
+
+    monkeypatch.setattr("wqk.checkpoints.open_local", open_first_alone)
     out = tmp_path / "scores.parquet"
     run("scan", ENCODER, ENCODER, "--out", out, exits=130)
     assert not out.exists()
@@ -93,9 +95,9 @@ def test_a_scan_that_is_interrupted_at_its_second_checkpoint_leaves_no_table(mon
 def test_an_interrupted_watch_says_where_its_scores_are(monkeypatch, tmp_path):
     monkeypatch.setattr("wqk.scanning.surveys.watch.watch", failing(KeyboardInterrupt()))
     scores = tmp_path / "out" / "scores.parquet"
-    for told in ("no checkpoint was scored", f"the scores are in {scores}"):
+    for note in ("no checkpoint was scored", f"the scores are in {scores}"):
         result = run("watch", str(tmp_path), "--out", str(tmp_path / "out"), exits=130)
-        assert result.stderr.endswith(f"\nwqk: interrupted; {told}\n")
+        assert result.stderr.endswith(f"\nwqk: interrupted; {note}\n")
         scores.parent.mkdir(exist_ok=True)
         scores.touch()
 
@@ -113,8 +115,8 @@ def test_ctrl_c_in_a_real_process(tmp_path):
     process.stdout.readline()
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
-    assert (process.returncode, told) == (130, "wqk: interrupted\n")
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, "wqk: interrupted\n")
 
 
 def test_one_bad_checkpoint_does_not_hide_the_good_ones():
@@ -131,10 +133,8 @@ def test_an_error_names_its_checkpoint_among_several(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
     for arguments in (("scan", ENCODER, str(tmp_path)), ("diff", ENCODER, str(tmp_path))):
         assert f"wqk: {tmp_path}: " in run(*arguments, exits=2).stderr
-    assert (
-        f"wqk: {ENCODER}: no layer 9"
-        in run("scan", ENCODER, ENCODER, "--layers", "9", exits=2).stderr
-    )
+    result = run("scan", ENCODER, ENCODER, "--layers", "9", exits=2)
+    assert f"wqk: {ENCODER}: no layer 9" in result.stderr
 
 
 def test_arguments_are_named_as_they_were_given(tmp_path):
@@ -146,8 +146,8 @@ def test_arguments_are_named_as_they_were_given(tmp_path):
 
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    told = run("explain", str(tmp_path), exits=2).stderr
-    assert "wqk.open(ref, heads_per_layer=N), or with --heads-per-layer N" in told
+    stderr = run("explain", str(tmp_path), exits=2).stderr
+    assert "wqk.open(ref, heads_per_layer=N), or with --heads-per-layer N" in stderr
 
 
 def test_a_runs_folder_is_read_by_every_verb(tmp_path):
@@ -186,15 +186,14 @@ def test_without_torch_it_is_said_what_to_install(monkeypatch, tmp_path, argumen
     monkeypatch.setitem(sys.modules, "torch", None)
     cell = '[recipe]\n[[cell]]\nname = "one"\ncorpus = "corpus"\nseeds = [1]\n'
     (tmp_path / "e.toml").write_text(cell)
-    told = run(
-        *(str(tmp_path / "e.toml") if word == "FILE" else word for word in arguments), exits=2
-    )
-    assert "needs torch: pip install '.[train]'" in told.stderr
+    file = str(tmp_path / "e.toml")
+    result = run(*(file if word == "FILE" else word for word in arguments), exits=2)
+    assert "needs torch: pip install '.[train]'" in result.stderr
 
 
 def test_without_matplotlib_no_picture_is_promised(monkeypatch, tmp_path):
-    """What would not be drawn in the end is not computed first."""
+    """A result that cannot be drawn in the end is not computed first."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    told = refuse("same", ENCODER, ENCODER, "--picture", tmp_path / "p.png")
-    assert "needs matplotlib: pip install '.[report]'" in told
+    message = refuse("same", ENCODER, ENCODER, "--picture", tmp_path / "p.png")
+    assert "needs matplotlib: pip install '.[report]'" in message
     assert wqk.scan(ENCODER)._repr_html_().count("<table")

@@ -57,12 +57,12 @@ def test_no_number_is_cut_where_the_terminal_is_narrow(tmp_path, monkeypatch, ar
 
 
 def test_json_is_the_whole_table() -> None:
-    told = json.loads(run("scan", ENCODER, "--heads", "--json", "--gamma", "1.5").stdout)
+    printed = json.loads(run("scan", ENCODER, "--heads", "--json", "--gamma", "1.5").stdout)
     table = wqk.scan(ENCODER, gamma=1.5)
-    assert list(told["rows"][0]) == list(SCHEMA)
-    assert told["metadata"]["gamma"] == 1.5
-    assert [row["symmetry"] for row in told["rows"]] == table.frame["symmetry"].to_list()
-    assert len(told["summary"]) == 2
+    assert list(printed["rows"][0]) == list(SCHEMA)
+    assert printed["metadata"]["gamma"] == 1.5
+    assert [row["symmetry"] for row in printed["rows"]] == table.frame["symmetry"].to_list()
+    assert len(printed["summary"]) == 2
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
@@ -73,28 +73,27 @@ def test_out_saves_what_python_gives(tmp_path: Path, ending: str) -> None:
 
 
 def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None:
-    """Before anything is read, of a file's header, and of weights that are read last."""
+    """Errors before anything is read, in a file's header, and in weights that are read last."""
     truncated, not_finite = (Path(shutil.copytree(ENCODER, tmp_path / name)) for name in "ab")
     content = (truncated / "model.safetensors").read_bytes()
     (truncated / "model.safetensors").write_bytes(content[:-100])
-    one = np.where(np.arange(128 * 128).reshape(128, 128) == 3, np.nan, 0)
-    small.edit(
-        not_finite, lambda name, t: one if name.endswith("2.attention.self.query.weight") else t
-    )
+    with_a_nan = np.where(np.arange(128 * 128).reshape(128, 128) == 3, np.nan, 0)
+    query_name = "2.attention.self.query.weight"
+    small.edit(not_finite, lambda name, tensor: with_a_nan if name.endswith(query_name) else tensor)
     out = tmp_path / "scores.parquet"
-    for path, word in (
+    for path, message in (
         (tmp_path / "nothing", "no such file or folder"),
         (truncated, "truncated"),
         (not_finite, "1 of 16384 weights are NaN"),
     ):
-        assert word in refuse("scan", path, "--out", out)
+        assert message in refuse("scan", path, "--out", out)
         assert not out.exists()
 
 
 def test_explain_names_tensors_and_bytes() -> None:
     assert "attention.self.query.weight" in run("explain", ENCODER, width=120).output
-    told = json.loads(run("explain", ENCODER, "--json").stdout)
-    weights = [use for use in told["uses"] if use["role"] in ("query", "key")]
+    printed = json.loads(run("explain", ENCODER, "--json").stdout)
+    weights = [use for use in printed["uses"] if use["role"] in ("query", "key")]
     assert sum(use["bytes"] for use in weights) == 4 * 2 * 128 * 128 * 2
 
 
@@ -105,7 +104,7 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
 
 
 def test_messages_into_a_pipe_that_closes_early_are_no_other_status(tmp_path: Path) -> None:
-    """Status 1 would say that a comparison found a difference."""
+    """Status 1 is reserved for comparisons that found a difference."""
     reads, writes = os.pipe()
     os.close(reads)
     arguments = ("compose", wqk.demo_model("induction"), "--picture", tmp_path / "arcs.png")
@@ -127,10 +126,8 @@ def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
     run("demo", "--out", str(picture), "--report", str(tmp_path / "demo.html"))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert {row["checkpoint"] for row in json.loads(run("demo", "--json").stdout)["rows"]} == {
-        "encoder",
-        "decoder",
-    }
+    printed = json.loads(run("demo", "--json").stdout)
+    assert {row["checkpoint"] for row in printed["rows"]} == {"encoder", "decoder"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``wqk compose`` and what else prints pairs of heads."""
+"""``wqk compose`` and other commands that print pairs of heads."""
 
 from __future__ import annotations
 
@@ -45,18 +45,20 @@ def test_the_whole_table_is_written(ending: str, tmp_path: Path):
 
 def test_a_picture_says_that_nothing_is_beyond_chance():
     table = wqk.compose(MODEL)
-    for p_corrected, said in ((1.0, True), (0.009, False)):
-        axis = composition_arcs(table.frame.with_columns(p_corrected=p_corrected)).axes[0]
-        assert (
-            "none of them beyond chance" in axis.get_title(loc="left") + axis.get_title()
-        ) == said
+    for p_corrected, is_noted in ((1.0, True), (0.009, False)):
+        frame = table.frame.with_columns(p_corrected=p_corrected)
+        axis = composition_arcs(frame).axes[0]
+        title = axis.get_title(loc="left") + axis.get_title()
+        assert ("none of them beyond chance" in title) == is_noted
         labels = [text for text in axis.texts if not text.arrow_patch]
         assert labels
-        assert all((text.get_ha() == "right") == (text.xyann[0] < 0) for text in labels)
-        colors = {text.arrow_patch.get_edgecolor()[:3] for text in axis.texts if text.arrow_patch}
-        assert (colors == {to_rgb(GRAY)}) == said
-        widths = [text.arrow_patch.get_linewidth() for text in axis.texts if text.arrow_patch]
-        assert max(widths) == pytest.approx(2.4)
+        for label in labels:
+            is_left_of_its_point = label.xyann[0] < 0
+            assert (label.get_ha() == "right") == is_left_of_its_point
+        arrows = [text.arrow_patch for text in axis.texts if text.arrow_patch]
+        colors = {arrow.get_edgecolor()[:3] for arrow in arrows}
+        assert (colors == {to_rgb(GRAY)}) == is_noted
+        assert max(arrow.get_linewidth() for arrow in arrows) == pytest.approx(2.4)
 
 
 def test_a_virtual_head_has_token_pairs():

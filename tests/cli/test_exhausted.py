@@ -1,4 +1,4 @@
-"""Failures of the process itself: status 2 and one line, never 1, which `same` gives to models."""
+"""Failures of the process itself: status 2 and one line, never the 1 of models that differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Panic(BaseException):
     """An error of a library in another language, which is not an `Exception`."""
 
 
-def exit_of(script: str, *words: str) -> tuple[int, list[str]]:
+def exit_of(script: str, *arguments: str) -> tuple[int, list[str]]:
     """Exit status and lines on standard error of a command under limits of the shell."""
-    command = [sys.executable, "-m", "wqk", *words]
+    command = [sys.executable, "-m", "wqk", *arguments]
     done = subprocess.run(
         ["bash", "-c", f'{script}; exec "$@"', "bash", *command], capture_output=True, timeout=60
     )

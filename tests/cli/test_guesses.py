@@ -35,11 +35,11 @@ def test_no_name_is_guessed_for_two_things() -> None:
 
 
 def test_every_option_that_advice_names_exists() -> None:
-    known = set().union(*(options_of(verb) for _, verb in every_verb())) | {
+    options = set().union(*(options_of(verb) for _, verb in every_verb())) | {
         "--directions",
     }
     for guess in OPTION_GUESSES:
-        assert set(guess.options.split()) <= known, guess
+        assert set(guess.options.split()) <= options, guess
         assert guess.options or guess.advice, guess
 
 

@@ -22,8 +22,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     options = CorpusOptions(text="characters", document="line", held_out=30)
     store = build_corpus([folder / "text.txt"], folder / "corpus", options)
     torch.manual_seed(0)
-    chosen = sizes(16, 2, 2, intermediate_size=16, vocab_size=store.vocabulary_size)
-    config = transformers.BertConfig(**chosen, max_position_embeddings=16)
+    architecture = sizes(16, 2, 2, intermediate_size=16, vocab_size=store.vocabulary_size)
+    config = transformers.BertConfig(**architecture, max_position_embeddings=16)
     transformers.BertForMaskedLM(config).save_pretrained(folder / "model")
     return str(folder / "model"), str(folder / "corpus")
 
@@ -32,8 +32,8 @@ def test_a_table_and_a_picture(places: tuple[str, str], tmp_path: Path) -> None:
     model, corpus = places
     options = ("--corpus", corpus, "--blocks", "8", "--each-layer", "--each-head", "--rank", "2")
     result = run("parts", model, *options, "--curves", "--picture", str(tmp_path / "parts.png"))
-    for words in ("symmetric", "rank 2", "Masks and position terms stay whole", "16 tokens"):
-        assert words in result.stdout
+    for phrase in ("symmetric", "rank 2", "Masks and position terms stay whole", "16 tokens"):
+        assert phrase in result.stdout
     assert (tmp_path / "parts.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -56,5 +56,5 @@ def test_json_has_every_row(places: tuple[str, str]) -> None:
 )
 def test_what_is_refused_is_one_line(places, options, message):
     model, corpus = places
-    told = refuse("parts", model, *(option.replace("CORPUS", corpus) for option in options))
-    assert message in told
+    stderr = refuse("parts", model, *(option.replace("CORPUS", corpus) for option in options))
+    assert message in stderr

@@ -1,4 +1,4 @@
-"""Progress bars: what they show, and what is said beside them."""
+"""Progress bars, and messages that are printed next to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_is_said_beside_a_bar_has_a_line_to_itself(monkeypatch: pytest.Monk
         update(1)
         display.say("a recipe")
     terminal.flush()
-    shown = terminal.buffer.getvalue().decode()
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    screen = terminal.buffer.getvalue().decode()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).replace("\r", "\n").splitlines()
     assert "a recipe" in [line.rstrip() for line in lines]
-    assert shown.endswith("\x1b[2K")  # in the end the bar is erased
+    assert screen.endswith("\x1b[2K")  # in the end the bar is erased

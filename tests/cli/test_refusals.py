@@ -1,4 +1,4 @@
-"""What a command cannot do is one line: at once, without secrets, and nothing is written."""
+"""Impossible commands are refused in one line: at once, without secrets or written files."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize(("line", "said"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_what_cannot_be_done_is_one_line(line, said, pairs, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("line", "message"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_what_cannot_be_done_is_one_line(line, message, pairs, tmp_path, monkeypatch):
     if line.startswith("lab theory"):
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -87,14 +87,14 @@ def test_what_cannot_be_done_is_one_line(line, said, pairs, tmp_path, monkeypatc
     Path("pairs.parquet").write_bytes(pairs)
     table(rows("a")).write("good.csv")
     before, start = {*tmp_path.iterdir()}, time.process_time()
-    known = {"ENCODER": ENCODER, "INDUCTION": str(wqk.demo_model("induction"))}
+    models = {"ENCODER": ENCODER, "INDUCTION": str(wqk.demo_model("induction"))}
     line = line.replace("NINES", "9" * 4000).replace("LONG", "x" * 5000)
-    done = run(*(known.get(word, word) for word in line.split(" ")), exits=2)
+    done = run(*(models.get(word, word) for word in line.split(" ")), exits=2)
     assert done.stdout == ""
     *usage, last = done.stderr.splitlines()
-    assert said in last
+    assert message in last
     assert not usage or usage[0].startswith("Usage: ") or line.startswith("watch")
-    for never in ("Traceback", "wqk: unexpected", "hunter2"):
-        assert never not in done.stderr
+    for absent in ("Traceback", "wqk: unexpected", "hunter2"):
+        assert absent not in done.stderr
     assert {*tmp_path.iterdir()} == before
     assert time.process_time() - start < 5 or line.startswith("lab")  # which imports PyTorch

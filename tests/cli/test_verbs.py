@@ -1,4 +1,4 @@
-"""What follows from the declaration of a verb, and that nothing of it was forgotten."""
+"""Consequences of the declaration of a verb: modules, options, pages; none is forgotten."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from wqk.cli.main import LABORATORY, SECTIONS, command
 from wqk.cli.verb import MODEL_PARAMETERS, Verb, declaration, function_definition
 
 VERBS = [name for names in SECTIONS.values() for name in names if name != "lab"]
-DECLARED = {n: v for n in VERBS if isinstance(v := command.verbs.declared(n), Verb)}
+DECLARATIONS = {name: command.verbs.declared(name) for name in VERBS}
+DECLARED = {name: verb for name, verb in DECLARATIONS.items() if isinstance(verb, Verb)}
 ROOT = Path(__file__).parents[2]
 
-# Files next to the verbs that are none.
+# Files next to the verbs that declare no verb.
 NO_VERBS = {"__init__", "display", "limits", "main", "options", "verb", "verbs"}
 
 
@@ -39,8 +40,8 @@ def test_every_file_of_a_verb_is_listed(package: str, listed: set[str]) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_python_has_the_verb_by_the_same_name(verb: str) -> None:
-    what = {"demo": "demo_model"}.get(verb, verb)
-    assert what in wqk.__all__, f"name {verb} in src/wqk/__init__.pyi"
+    function = {"demo": "demo_model"}.get(verb, verb)
+    assert function in wqk.__all__, f"name {verb} in src/wqk/__init__.pyi"
 
 
 def test_the_page_of_commands_lists_every_verb() -> None:
@@ -61,16 +62,19 @@ def test_the_declaration_is_what_python_says(verb: str) -> None:
     module, _, name = DECLARED[verb].function.partition(":")
     function = getattr(import_module(module), name)
     assert getattr(wqk, verb) is function
-    found, known = declaration(DECLARED[verb].function), inspect.signature(function).parameters
-    assert [one.name for one in found.parameters] == [*known]
-    for one in found.parameters:
-        if known[one.name].default is not inspect.Parameter.empty:
-            assert one.default == known[one.name].default
-        described = (*MODEL_PARAMETERS, *found.descriptions)
-        assert one.name in described, f"{function}: describe {one.name}"
+    declared = declaration(DECLARED[verb].function)
+    signature = inspect.signature(function).parameters
+    assert [parameter.name for parameter in declared.parameters] == [*signature]
+    for parameter in declared.parameters:
+        default = signature[parameter.name].default
+        if default is not inspect.Parameter.empty:
+            assert parameter.default == default
+        described = (*MODEL_PARAMETERS, *declared.descriptions)
+        assert parameter.name in described, f"{function}: describe {parameter.name}"
     for line in DECLARED[verb].examples:
         assert line.startswith(f"wqk {verb} ")
-    models = [one.name for one in command.verbs[verb].params if isinstance(one, click.Argument)]
+    parameters = command.verbs[verb].params
+    models = [entry.name for entry in parameters if isinstance(entry, click.Argument)]
     assert models in (["ref"], ["reference", "candidate"])
 
 
@@ -81,10 +85,10 @@ def test_an_option_means_the_same_for_every_verb() -> None:
             if isinstance(option, click.Option):
                 kind = "flag" if option.is_flag else repr(option.type)
                 meanings.setdefault(option.opts[-1], set()).add((kind, option.metavar))
-    several = {name for name, found in meanings.items() if len(found) > 1}
-    # What is written is a table, a picture or a folder; tokens are at one distance,
-    # not several; verify takes a text itself, parts a file of it.
-    assert several == {"--out", "--distance", "--text"}
+    ambiguous = {name for name, uses in meanings.items() if len(uses) > 1}
+    # --out is a table, a picture or a folder; tokens are at one distance, not several;
+    # verify takes a text itself, parts takes a file.
+    assert ambiguous == {"--out", "--distance", "--text"}
 
 
 @pytest.mark.parametrize("layers", ["-1", "1,-1", "-3:-1"])

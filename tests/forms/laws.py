@@ -1,4 +1,4 @@
-"""What a form computes beside what its matrix gives: shapes, operations, and how they compare."""
+"""Operations of a form next to those of its matrix, for all shapes of stacks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,21 @@ EVERY_SHAPE = pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 
 
 def form_of(shapes: Any, seed: int = 0, make: Any = np.asarray) -> tuple[BilinearForm, np.ndarray]:
-    """A random form of an array library, and the matrices, in float64, of what its factors hold."""
+    """A random form of an array library, and its matrices in float64."""
     rng = np.random.default_rng(seed)
-    made = [make(rng.standard_normal(shape)) for shape in shapes]
-    query, key = (np.asarray(f.double() if hasattr(f, "double") else f, float) for f in made)
-    return BilinearForm.from_factors(*made), query @ key.mT
+    arrays = [make(rng.standard_normal(shape)) for shape in shapes]
+    query, key = map(in_float64, arrays)
+    return BilinearForm.from_factors(*arrays), query @ key.mT
+
+
+def in_float64(array: Any) -> np.ndarray:
+    """Array of any library as a NumPy array in float64."""
+    widened = array.double() if hasattr(array, "double") else array
+    return np.asarray(widened, float)
 
 
 def vectors(a: Any, axis: int, *count: int) -> np.ndarray:
-    """The same for a form and for its matrix: as long as one of its axes."""
+    """Random vectors as long as an axis of a form, the same for the form and for its matrix."""
     return np.random.default_rng(2).standard_normal((*count, a.shape[axis]))
 
 
@@ -94,17 +100,19 @@ def shares(matrix: np.ndarray, terms: np.ndarray) -> np.ndarray:
 
 def compared(shapes: Any, make: Any = np.asarray) -> Iterator[tuple[str, Any, np.ndarray]]:
     """Each operation: its name, its result for a form, and that for the form's matrix."""
-    (form, matrix), (other, second) = (form_of(shapes, seed, make) for seed in (0, 1))
+    form, matrix = form_of(shapes, 0, make)
+    other_form, other_matrix = form_of(shapes, 1, make)
     for name, operation in ALIKE.items():
-        yield name, operation(form, other), operation(matrix, second)
-    for name, (ours, theirs) in (UNLIKE | (SQUARE if form.is_square else {})).items():
-        yield name, ours(form), theirs(matrix)
+        yield name, operation(form, other_form), operation(matrix, other_matrix)
+    measures = UNLIKE | SQUARE if form.is_square else UNLIKE
+    for name, (of_form, of_matrix) in measures.items():
+        yield name, of_form(form), of_matrix(matrix)
 
 
-def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-12, name: str = "") -> None:
-    """Up to a share of the largest entry, or of one."""
-    ours = ours.detach() if hasattr(ours, "detach") else ours
-    scale = max(1.0, float(np.abs(theirs).max()))
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-12, name: str = "") -> None:
+    """Compare entries up to a share of the largest entry, or of 1 if all are smaller."""
+    actual = actual.detach() if hasattr(actual, "detach") else actual
+    scale = max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(
-        np.asarray(ours), theirs, rtol=0, atol=tolerance * scale, err_msg=name
+        np.asarray(actual), expected, rtol=0, atol=tolerance * scale, err_msg=name
     )

@@ -10,7 +10,7 @@ import array_api_strict
 import numpy as np
 import pytest
 import torch
-from tests.forms.laws import EVERY_SHAPE, SHAPES, assert_close, compared, form_of
+from tests.forms.laws import EVERY_SHAPE, SHAPES, assert_close, compared, form_of, in_float64
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.errors import FormError
@@ -69,22 +69,17 @@ EVERY_LIBRARY = pytest.mark.parametrize(("make", "tolerance"), LIBRARIES.values(
 @EVERY_LIBRARY
 def test_every_library_computes_what_the_matrix_gives(shapes, make, tolerance):
     library = type(make(np.ones(1)))
-    for name, ours, theirs in compared(shapes, make):
-        assert_close(ours, theirs, tolerance, name)
-        made = ours.query if isinstance(ours, BilinearForm) else ours
-        assert type(made) is library or library is np.ndarray, name
+    for name, actual, expected in compared(shapes, make):
+        assert_close(actual, expected, tolerance, name)
+        array = actual.query if isinstance(actual, BilinearForm) else actual
+        assert type(array) is library or library is np.ndarray, name
 
 
 @ROUTES
 @EVERY_LIBRARY
 def test_every_library_gives_the_same_scores(d, rank, route, make, tolerance):
     form, _ = form_of(grouped(d, rank), make=make)
-    reference = BilinearForm.from_factors(
-        *(
-            np.asarray(f.double() if isinstance(f, torch.Tensor) else f, float)
-            for f in (form.query, form.key)
-        )
-    )
+    reference = BilinearForm.from_factors(in_float64(form.query), in_float64(form.key))
     assert type(form.moments) is type(reference.moments) is route
     for name, score in SCORES.items():
         assert_close(score(form), score(reference), tolerance, name)
@@ -108,14 +103,14 @@ def test_extreme_scales_and_degenerate_forms_in_every_library(d, rank, route, ma
 )
 def test_numbers_and_operands_of_a_library(make):
     form, matrix = form_of(SHAPES["single"], make=make)
-    for two in (make(np.full((), 2.0)), make(np.full(1, 2.0))):
-        assert_close(form * two, matrix * 2)
-        assert_close(form / two, matrix / 2)
-    ones = np.ones((3, 5))
-    products = {"right": (form @ make(ones.T), matrix @ ones.T)}
+    for number in (make(np.full((), 2.0)), make(np.full(1, 2.0))):
+        assert_close(form * number, matrix * 2)
+        assert_close(form / number, matrix / 2)
+    vectors = np.ones((3, 5))
+    products = {"right": (form @ make(vectors.T), matrix @ vectors.T)}
     if make is torch.from_numpy:  # the standard's arrays defer to nothing
-        products["left"] = make(ones) @ form, ones @ matrix
-        products["vector"] = make(ones[0]) @ form, ones[0] @ matrix
+        products["left"] = make(vectors) @ form, vectors @ matrix
+        products["vector"] = make(vectors[0]) @ form, vectors[0] @ matrix
         assert_close(form[[0, 3]], matrix[[0, 3]])
     for name, (product, expected) in products.items():
         assert_close(product, expected, name=name)
@@ -143,14 +138,16 @@ def test_numbers_and_operands_of_a_library(make):
 def test_gradients_are_those_of_finite_differences(d, rank, route, measure):
     query, key = (torch.from_numpy(f[:1, :2]) for f in factors(d, rank))
     random = torch.Generator().manual_seed(0)
-    ways = [torch.randn(4, *f.shape, generator=random, dtype=f.dtype) for f in (query, key)]
+    query_directions, key_directions = (
+        torch.randn(4, *factor.shape, generator=random, dtype=factor.dtype)
+        for factor in (query, key)
+    )
 
     def along(steps):
         """The measure some steps away, in random directions of both factors."""
-        moved = [
-            f + torch.tensordot(steps, way, 1) for f, way in zip((query, key), ways, strict=True)
-        ]
-        return measure(BilinearForm(*moved))
+        moved_query = query + torch.tensordot(steps, query_directions, 1)
+        moved_key = key + torch.tensordot(steps, key_directions, 1)
+        return measure(BilinearForm(moved_query, moved_key))
 
     assert type(BilinearForm(query.requires_grad_(), key).moments) is route
     assert torch.autograd.gradcheck(along, torch.zeros(4, dtype=query.dtype, requires_grad=True))
@@ -209,7 +206,7 @@ def test_bfloat16_parameters_get_their_gradient():
 
 
 def peak_bytes(measure: Any) -> int:
-    """Most memory that NumPy held at once while ``measure`` ran, beyond what was there before."""
+    """Most memory that NumPy allocated at once while ``measure`` ran."""
     tracemalloc.start()
     try:
         measure()
@@ -283,10 +280,13 @@ def test_a_square_parameter_that_is_known_passes():
 
 
 def linear(*arguments: Any) -> BilinearForm:
-    """Of layers with these numbers of outputs, or of these modules."""
+    """A form of layers with these numbers of outputs, or of these modules."""
     *layers, heads = arguments
-    made = [one if isinstance(one, torch.nn.Module) else torch.nn.Linear(24, one) for one in layers]
-    return BilinearForm.from_linear(*made, heads)
+    modules = [
+        layer if isinstance(layer, torch.nn.Module) else torch.nn.Linear(24, layer)
+        for layer in layers
+    ]
+    return BilinearForm.from_linear(*modules, heads)
 
 
 SQUARE = torch.nn.Linear(8, 8)

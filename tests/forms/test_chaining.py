@@ -41,9 +41,9 @@ def test_scores_are_those_of_dense_products(seed, groups, sharing, width, rank, 
     reader = forms(seed, groups, sharing, width, rank, shared) * 10.0**power
     writer = forms(seed + 1, sharing, groups, width, rank, "query")
     expected = np.linalg.norm(dense(writer)[:, None] @ dense(reader), axis=(-2, -1))
-    found = chain(end(writer.T), end(reader))
-    np.testing.assert_allclose(found.score, expected, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.mean, 1 / width, rtol=1e-9)
+    composition = chain(end(writer.T), end(reader))
+    np.testing.assert_allclose(composition.score, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(composition.mean, 1 / width, rtol=1e-9)
     for side, axis in zip(sides(reader), (2, 1), strict=True):
         shares = np.square(dense(reader)).sum(axis=axis).mean(axis=0)
         np.testing.assert_allclose(side.shares, shares, rtol=1e-9, atol=1e-12)
@@ -57,8 +57,8 @@ def test_turning_the_stream_for_both_changes_nothing():
         end(BilinearForm(turn @ reader.query, reader.key)),
     )
     plain = chain(end(writer.T), end(reader))
-    for ours, theirs in zip(plain, turned, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    for actual, expected in zip(plain, turned, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-9)
 
 
 def uneven(seed: int, width: int, rank: int, large: int) -> BilinearForm:
@@ -69,12 +69,17 @@ def uneven(seed: int, width: int, rank: int, large: int) -> BilinearForm:
     return BilinearForm(query, dice.standard_normal((width, rank)))
 
 
+def scaled_singular_vectors(form: BilinearForm) -> np.ndarray:
+    """Left singular vectors times the singular values of the form at norm 1."""
+    decomposition = form.svd()
+    return np.asarray(decomposition.U * (decomposition.S / np.linalg.norm(decomposition.S)))
+
+
 def by_chance(
     writer: BilinearForm, reader: BilinearForm, fixed: np.ndarray, count: int, seed: int
 ) -> np.ndarray:
     """Squared scores with random rotations of the dimensions that are not fixed."""
-    w, r = (form.svd() for form in (writer.T, reader))
-    w, r = (one.U * (one.S / np.linalg.norm(one.S)) for one in (w, r))
+    w, r = map(scaled_singular_vectors, (writer.T, reader))
     # A rotation takes the columns' orthonormal basis to a random one.
     triangle = np.linalg.qr(w[~fixed], mode="r")
     basis = np.random.default_rng(seed).standard_normal((count, int((~fixed).sum()), len(triangle)))
@@ -89,20 +94,27 @@ def test_chance_has_the_moments_of_random_rotations(kept: int, large: int):
     width = 12
     writer, reader = uneven(0, width, 3, large).T, uneven(1, width, 5, large)
     fixed = np.arange(width) < kept
-    found = chain(end(writer.T, fixed), end(reader, fixed))
+    composition = chain(end(writer.T, fixed), end(reader, fixed))
     drawn = by_chance(writer, reader, fixed, 20_000, 2)
     error = drawn.std() / np.sqrt(len(drawn))
-    assert found.mean[0, 0] == pytest.approx(drawn.mean(), abs=4 * error)
-    assert found.variance[0, 0] == pytest.approx(drawn.var(), rel=0.05)
+    assert composition.mean[0, 0] == pytest.approx(drawn.mean(), abs=4 * error)
+    assert composition.variance[0, 0] == pytest.approx(drawn.var(), rel=0.05)
     third = ((drawn - drawn.mean()) ** 3).mean()
-    assert found.third[0, 0] == pytest.approx(third, rel=0.4)  # exact only for wide streams
-    assert found.z == pytest.approx((found.score**2 - found.mean) / found.variance**0.5)
-    if not kept:  # that of wide streams, by the deviations of the eigenvalues of both
-        shares = [
-            np.pad(one.svd().S ** 2, (0, width - one.svd().S.size)) for one in (writer, reader)
-        ]
-        cubes = [((one / one.sum() - 1 / width) ** 3).sum() for one in shares]
-        assert found.third[0, 0] == pytest.approx(8 * np.prod(cubes) / width**3)
+    assert composition.third[0, 0] == pytest.approx(third, rel=0.4)  # exact only for wide streams
+    assert composition.z == pytest.approx(
+        (composition.score**2 - composition.mean) / composition.variance**0.5
+    )
+    if not kept:  # of wide streams, by the deviations of the eigenvalues of both
+        cubes = cubed_deviations(writer, width) * cubed_deviations(reader, width)
+        assert composition.third[0, 0] == pytest.approx(8 * cubes / width**3)
+
+
+def cubed_deviations(form: BilinearForm, width: int) -> float:
+    """Sum of the cubed deviations of the squared singular values' shares from their mean."""
+    squares = form.svd().S ** 2
+    squares = np.pad(squares, (0, width - squares.size))
+    deviations = squares / squares.sum() - 1 / width
+    return float((deviations**3).sum())
 
 
 @pytest.mark.parametrize("kept", [0, 2])
@@ -111,10 +123,11 @@ def test_p_values_are_as_frequent_as_they_say(kept: int, rank: int):
     width = 48
     writer, reader = uneven(3, width, rank, 3).T, uneven(4, width, rank, 3)
     fixed = np.arange(width) < kept
-    found = chain(end(writer.T, fixed), end(reader, fixed))
+    composition = chain(end(writer.T, fixed), end(reader, fixed))
     drawn = by_chance(writer, reader, fixed, 10_000, 5)
-    z = (drawn - found.mean[0, 0]) / np.sqrt(found.variance[0, 0])
-    p = gamma_tail(z, np.full_like(z, (found.third / found.variance**1.5)[0, 0]))
+    z = (drawn - composition.mean[0, 0]) / np.sqrt(composition.variance[0, 0])
+    skewness = composition.third[0, 0] / composition.variance[0, 0] ** 1.5
+    p = gamma_tail(z, np.full_like(z, skewness))
     for level, fewest, most in ((0.1, 0.65, 1.25), (0.01, 0.4, 1.35), (0.001, 0, 2)):
         assert fewest <= (p <= level).mean() / level <= most
 
@@ -129,18 +142,20 @@ def test_tails_are_those_of_a_gamma_distribution_or_larger():
 
 
 def test_a_form_that_is_zero_has_no_score():
-    one, zero = forms(0, 1, 2, 6, 2, "none"), forms(1, 1, 2, 6, 2, "none")
-    zero = BilinearForm(zero.query * np.array([1.0, 0.0])[:, None, None], zero.key)
-    found = chain(end(one.T), end(zero))
-    for values in (found.score, found.z, found.p):
+    writer, reader = forms(0, 1, 2, 6, 2, "none"), forms(1, 1, 2, 6, 2, "none")
+    is_kept = np.array([1.0, 0.0])[:, None, None]
+    reader = BilinearForm(reader.query * is_kept, reader.key)
+    composition = chain(end(writer.T), end(reader))
+    for values in (composition.score, composition.z, composition.p):
         assert np.isnan(values).tolist() == [[False, True]] * 2
 
 
 def test_a_form_that_reads_all_alike_leaves_nothing_to_chance():
-    found = chain(end(forms(0, 1, 1, 6, 2, "none").T), end(BilinearForm.from_matrix(np.eye(6))))
-    assert found.score[0, 0] == pytest.approx(6**-0.5)
-    assert np.isnan(found.z[0, 0])
-    assert np.isnan(found.p[0, 0])
+    writer, reader = forms(0, 1, 1, 6, 2, "none"), BilinearForm.from_matrix(np.eye(6))
+    composition = chain(end(writer.T), end(reader))
+    assert composition.score[0, 0] == pytest.approx(6**-0.5)
+    assert np.isnan(composition.z[0, 0])
+    assert np.isnan(composition.p[0, 0])
 
 
 def test_streams_have_one_width():

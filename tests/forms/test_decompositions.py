@@ -41,7 +41,8 @@ def test_singular_values_and_eigenvalues_are_those_of_the_matrix(shapes, make):
 
 
 def test_singular_vectors_are_computed_once(monkeypatch):
-    (form, matrix), calls = form_of(SHAPES["not square"]), []
+    form, matrix = form_of(SHAPES["not square"])
+    calls = []
     compute = wqk.forms.kernels.svd
     monkeypatch.setattr(wqk.forms.kernels, "svd", lambda *a: calls.append(a) or compute(*a))
     assert_close(form.U * form.S @ form.V.T, matrix)

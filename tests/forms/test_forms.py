@@ -1,4 +1,4 @@
-"""A form is its matrix: in every shape, whatever is computed of it, chosen from it, and refused."""
+"""A form behaves like its matrix: in every shape, computation, choice and refusal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_what_a_form_computes_is_what_its_matrix_gives(shapes):
     assert form.shape == matrix.shape
     assert (form.ndim, form.rank) == (matrix.ndim, shapes[0][-1])
     assert form.is_square == (matrix.shape[-1] == matrix.shape[-2])
-    for name, ours, theirs in compared(shapes):
-        assert_close(ours, theirs, name=name)
+    for name, actual, expected in compared(shapes):
+        assert_close(actual, expected, name=name)
     assert form.difference(form * 2.0).rank == 2 * form.rank
     assert form.sum().stack == ()
 
@@ -36,22 +36,26 @@ STACKS = st.sampled_from([((), ()), ((3,), (3,)), ((3,), ()), ((), (2,)), ((2, 1
 @given(st.tuples(*[st.integers(1, 6)] * 5), STACKS, st.integers(0, 2**32 - 1))
 def test_products_are_those_of_matrices_at_the_smallest_rank(sizes, stacks, seed):
     d_query, inner, d_key, rank, other_rank = sizes
-    one, m = form_of([(*stacks[0], d_query, rank), (*stacks[0], inner, rank)], seed)
-    other, n = form_of([(*stacks[1], inner, other_rank), (*stacks[1], d_key, other_rank)], seed + 1)
-    smallest = min(rank, inner, other_rank)
-    for product, most in (
-        (one @ other, smallest),
-        (one @ n, min(rank, inner)),
-        (m @ other, min(inner, other_rank)),
-    ):
-        assert_close(product, m @ n)
-        assert product.rank == most
+    stack, other_stack = stacks
+    factor_shapes = [(*stack, d_query, rank), (*stack, inner, rank)]
+    other_factor_shapes = [(*other_stack, inner, other_rank), (*other_stack, d_key, other_rank)]
+    form, matrix = form_of(factor_shapes, seed)
+    other_form, other_matrix = form_of(other_factor_shapes, seed + 1)
+    rank_by_product = [
+        (form @ other_form, min(rank, inner, other_rank)),
+        (form @ other_matrix, min(rank, inner)),
+        (matrix @ other_form, min(inner, other_rank)),
+    ]
+    for product, smallest_rank in rank_by_product:
+        assert_close(product, matrix @ other_matrix)
+        assert product.rank == smallest_rank
 
 
 def test_forms_of_several_stacks_add_by_broadcasting():
-    (one, m), (other, n) = form_of(SHAPES["stack"]), form_of(SHAPES["single"])
-    assert_close(one + other, m + n)
-    assert_close(other - one, n - m)
+    heads, head_matrices = form_of(SHAPES["stack"])
+    form, matrix = form_of(SHAPES["single"])
+    assert_close(heads + form, head_matrices + matrix)
+    assert_close(form - heads, matrix - head_matrices)
 
 
 @pytest.mark.parametrize(("shapes", "rank"), [("grouped heads", 2 * 2), ("one key head", 2)])
@@ -112,7 +116,9 @@ INDICES = {
 
 
 @pytest.mark.parametrize(
-    ("shapes", "index"), [(SHAPES[name], one) for name in INDICES for one in INDICES[name]], ids=str
+    ("shapes", "index"),
+    [(SHAPES[name], index) for name in INDICES for index in INDICES[name]],
+    ids=str,
 )
 def test_an_index_chooses_what_it_does_of_the_matrix(shapes, index):
     form, matrix = form_of(shapes)
@@ -128,7 +134,7 @@ def test_iteration_ends():
     for name in ("stack", "not square"):
         form, matrix = form_of(SHAPES[name])
         assert len(form) == len(matrix) == len([*form])
-        np.testing.assert_allclose([np.asarray(one) for one in form], matrix)
+        np.testing.assert_allclose([np.asarray(row) for row in form], matrix)
     with pytest.raises(IndexError):
         form[7]
 
@@ -249,12 +255,17 @@ def test_repr(shapes, text):
 
 @pytest.mark.parametrize("shapes", [s for s in SHAPES.values() if s[0][-2] == s[1][-2]], ids=str)
 def test_a_form_that_was_measured_is_copied_and_pickled(shapes):
-    made, matrix = form_of(shapes)
-    for form in (made, BilinearForm.from_matrix(matrix)):
+    factored, matrix = form_of(shapes)
+    for form in (factored, BilinearForm.from_matrix(matrix)):
         measured = form.symmetry, form.norm, form.row_norms, form.svd().S
-        for other in (pickle.loads(pickle.dumps(form)), copy.deepcopy(form)):
-            again = other.symmetry, other.norm, other.row_norms, other.svd().S
-            assert all(map(np.array_equal, measured, again))
+        for duplicate in (pickle.loads(pickle.dumps(form)), copy.deepcopy(form)):
+            measured_again = (
+                duplicate.symmetry,
+                duplicate.norm,
+                duplicate.row_norms,
+                duplicate.svd().S,
+            )
+            assert all(map(np.array_equal, measured, measured_again))
 
 
 def test_a_form_becomes_an_array():
@@ -280,13 +291,13 @@ def test_scores_on_the_form_are_the_functions():
     [("W_q", "query"), ("symetry", "symmetry"), ("matrix", "dense()"), ("eigvals", "eigenvalues")],
 )
 def test_a_wrong_name_is_told_the_right_one(name, meant):
-    told = re.escape(f"no attribute '{name}'; did you mean '{meant}")
-    with pytest.raises(AttributeError, match=told):
+    message = re.escape(f"no attribute '{name}'; did you mean '{meant}")
+    with pytest.raises(AttributeError, match=message):
         getattr(SQUARE, name)
 
 
 def test_every_synonym_leads_to_something():
-    known = dir(SQUARE)
+    attributes = dir(SQUARE)
     for name, meant in FORM_SYNONYMS.items():
-        assert name not in known
-        assert meant.partition("(")[0].partition(".")[0] in [*known, "form"]
+        assert name not in attributes
+        assert meant.partition("(")[0].partition(".")[0] in [*attributes, "form"]

@@ -22,13 +22,16 @@ def stack(seed: int, groups: int, sharing: int) -> BilinearForm:
 
 def in_double_precision(writer: BilinearForm, reader: BilinearForm) -> np.ndarray:
     """Scores of all pairs, from whole matrices."""
-    whole = [
-        one.query.astype(np.float64) @ one.key.astype(np.float64).mT for one in (writer, reader)
-    ]
-    first, second = (one.reshape(-1, WIDTH, WIDTH) for one in whole)
-    norms = [np.linalg.norm(one, axis=(-2, -1)) for one in (first, second)]
-    product = np.linalg.norm(first[:, None].mT @ second, axis=(-2, -1))
-    return np.asarray(product / np.outer(*norms))
+    writing, reading = dense(writer), dense(reader)
+    norms = np.outer(np.linalg.norm(writing, axis=(-2, -1)), np.linalg.norm(reading, axis=(-2, -1)))
+    products = np.linalg.norm(writing[:, None].mT @ reading, axis=(-2, -1))
+    return np.asarray(products / norms)
+
+
+def dense(form: BilinearForm) -> np.ndarray:
+    """All matrices of a stack of forms in float64."""
+    matrices = form.query.astype(np.float64) @ form.key.astype(np.float64).mT
+    return matrices.reshape(-1, WIDTH, WIDTH)
 
 
 @pytest.mark.parametrize("tile", [7, 50, 128])
@@ -38,14 +41,17 @@ def test_tiles_and_cores_give_the_same(tile: int, threads: int, monkeypatch: pyt
     writing = [stack(0, 4, 1), stack(1, 3, 1), stack(2, 2, 1)]
     reading = [stack(3, 4, 1), stack(4, 2, 3), stack(5, 1, 2), stack(6, 1, 3), stack(7, 2, 2)]
     fixed = np.arange(WIDTH) < 2
-    writers, readers = ([chaining.end(one, fixed) for one in forms] for forms in (writing, reading))
+    writers = [chaining.end(form, fixed) for form in writing]
+    readers = [chaining.end(form, fixed) for form in reading]
     spans = [(1, 3), (0, 1), (0, 2), (0, 2), (0, 3)]  # of writers that each reader meets
-    wanted = [(i, j) for j, span in enumerate(spans) for i in range(*span)]
-    found = {}
+    places = []
+    for reader, span in enumerate(spans):
+        places.extend((writer, reader) for writer in range(*span))
+    compositions = {}
     for pays in (True, False):
         monkeypatch.setattr(overlaps, "tiles_pay", lambda *_, pays=pays: pays)
-        found[pays] = chaining.chain_all(writers, readers, wanted, threads)
-    for (i, j), tiled, direct in zip(wanted, found[True], found[False], strict=True):
+        compositions[pays] = chaining.chain_all(writers, readers, places, threads)
+    for (i, j), tiled, direct in zip(places, compositions[True], compositions[False], strict=True):
         np.testing.assert_allclose(
             direct.score, in_double_precision(writing[i], reading[j]), rtol=1e-6
         )
@@ -56,9 +62,9 @@ def test_tiles_and_cores_give_the_same(tile: int, threads: int, monkeypatch: pyt
 
 def test_a_reader_that_nothing_feeds_is_left_out():
     narrow = BilinearForm(np.eye(3, 2, dtype=np.float32), np.eye(3, 2, dtype=np.float32))
-    ends = [chaining.end(one) for one in (stack(0, 2, 1), narrow)]
-    (found,) = chaining.chain_all(ends[:1], ends, [(0, 0)], 1)
-    assert np.array_equal(found.score, chaining.chain(ends[0], ends[0]).score)
+    ends = [chaining.end(form) for form in (stack(0, 2, 1), narrow)]
+    (composition,) = chaining.chain_all(ends[:1], ends, [(0, 0)], 1)
+    assert np.array_equal(composition.score, chaining.chain(ends[0], ends[0]).score)
 
 
 def test_a_score_that_cancels_is_left_to_its_core():
@@ -80,8 +86,10 @@ def test_the_cheaper_way_is_taken():
         factors = dice.standard_normal((2, heads, 1, width, rank), np.float32)
         return [chaining.end(BilinearForm(*factors))]
 
-    one = [(0, 0)]
-    assert overlaps.tiles_pay(ends(64, 16, 80), ends(64, 16, 80), one)
-    assert not overlaps.tiles_pay(ends(64, 4, 80), ends(64, 4, 80), one)  # 2 R² < D
-    assert not overlaps.tiles_pay(ends(64, 16, 1), ends(64, 16, 1), one)  # too few to make any for
+    single_pair = [(0, 0)]
+    assert overlaps.tiles_pay(ends(64, 16, 80), ends(64, 16, 80), single_pair)
+    assert not overlaps.tiles_pay(ends(64, 4, 80), ends(64, 4, 80), single_pair)  # 2 R² < D
+    assert not overlaps.tiles_pay(
+        ends(64, 16, 1), ends(64, 16, 1), single_pair
+    )  # too few to make any for
     assert not overlaps.tiles_pay(ends(64, 16, 80), ends(64, 16, 80), [])

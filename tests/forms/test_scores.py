@@ -22,7 +22,7 @@ TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 
 
 class Dense(NamedTuple):
-    """The reference: M, and how long the rows of its factors are."""
+    """The reference: M, and bounds of the norms of its rows and columns."""
 
     entries: np.ndarray
     row_reach: np.ndarray  # ‖row of A‖ ‖B‖
@@ -41,7 +41,7 @@ class Dense(NamedTuple):
 
     @property
     def rounding(self) -> np.ndarray:
-        """What float64 itself makes of M's entries, relative to ‖M‖."""
+        """Error of M's entries in float64, relative to ‖M‖."""
         reach = lengths(self.row_reach, -1)
         norm = np.sqrt(self.square_norm)
         return 8 * np.finfo(float).eps * reach / np.where(norm > 0, norm, 1)
@@ -62,7 +62,7 @@ def dense_directionality(rows: np.ndarray, columns: np.ndarray, gamma: float, we
     return float((sums[0] - sums[1]) / total) if total else 0.0
 
 
-# What can be wrong with a factor's rows and columns, applied to drawn values.
+# Flaws of a factor's rows and columns, applied to drawn values.
 FLAWS = {
     "none": lambda f, rng: f,
     "zero columns": lambda f, rng: f * (rng.random(f.shape[-1]) < 0.5),
@@ -77,7 +77,7 @@ widths = st.one_of(st.integers(1, 40), st.integers(1, 40), st.integers(41, 300))
 
 @st.composite
 def factor_pairs(draw, dtype: type, *, square: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """A and B of one form or a stack: any rank, any scale, and with whatever can be wrong."""
+    """A and B of one form or a stack: any rank, any scale, and any flaw."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     d_query = draw(widths)
     d_key = d_query if square else draw(widths)
@@ -92,12 +92,12 @@ def factor_pairs(draw, dtype: type, *, square: bool = True) -> tuple[np.ndarray,
     smallest = {np.float32: 8, np.float64: 4}[dtype]
     kept = draw(st.one_of(st.none(), st.integers(1, smallest)))
     if kept is not None:
-        rest = rng.standard_normal(key.shape) * 10.0**-kept
+        remainder = rng.standard_normal(key.shape) * 10.0**-kept
         query = np.concatenate([query, query], axis=-1)
-        key = np.concatenate([key, rest - key], axis=-1)
+        key = np.concatenate([key, remainder - key], axis=-1)
     exponent = draw(st.integers(-12, 12) | st.sampled_from([-30, 30]))
-    other = draw(st.integers(-12, 12)) if abs(exponent) == 12 else -exponent
-    return (query * 10.0**exponent).astype(dtype), (key * 10.0**other).astype(dtype)
+    key_exponent = draw(st.integers(-12, 12)) if abs(exponent) == 12 else -exponent
+    return (query * 10.0**exponent).astype(dtype), (key * 10.0**key_exponent).astype(dtype)
 
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -188,11 +188,10 @@ def heads_of(
     seed: int, stack: tuple[int, int], d: int = 12, rank: int = 3, dtype: type = np.float64
 ) -> BilinearForm:
     """Heads (G, H/G), of which each group shares its key."""
-    query, key = (
-        np.random.default_rng(seed + n).standard_normal((stack[0], m, d, rank)).astype(dtype)
-        for n, m in enumerate((stack[1], 1))
-    )
-    return BilinearForm.from_factors(query, key)
+    groups, sharing = stack
+    query = np.random.default_rng(seed).standard_normal((groups, sharing, d, rank))
+    key = np.random.default_rng(seed + 1).standard_normal((groups, 1, d, rank))
+    return BilinearForm.from_factors(query.astype(dtype), key.astype(dtype))
 
 
 SUMS = ("square_norm", "trace_of_square", "row_norms", "column_norms")
@@ -221,14 +220,14 @@ def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
     query, key = rng.standard_normal((2, 300, rank)), rng.standard_normal((1, d_key, rank))
     # A row of zero products sends the identities through tiles for that row alone.
     query[:, 7] = 0
-    names = [n for n in SUMS if d_key == 300 or n != "trace_of_square"]
-    whole = BilinearForm.from_factors(query, key).moments
-    expected = [np.array(getattr(whole, name)) for name in names]
+    names = [name for name in SUMS if d_key == 300 or name != "trace_of_square"]
+    moments = BilinearForm.from_factors(query, key).moments
+    expected = [np.array(getattr(moments, name)) for name in names]
     monkeypatch.setattr(kernels, "BLOCK_ENTRIES", 1)
     assert len(list(kernels.block_slices(300, 32))) == 10
-    parts = BilinearForm.from_factors(query, key).moments
+    moments_by_blocks = BilinearForm.from_factors(query, key).moments
     for name, value in zip(names, expected, strict=True):
-        np.testing.assert_allclose(getattr(parts, name), value, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(getattr(moments_by_blocks, name), value, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-12])
@@ -307,7 +306,7 @@ GROUPS = pytest.mark.parametrize("stack", [(4, 1), (2, 3), (1, 4), (1, 1)])
 def traces_of_products(heads: BilinearForm) -> np.ndarray:
     """tr(M_a M_b) for every pair of heads, from the matrices themselves."""
     dense = (heads.query @ heads.key.swapaxes(-1, -2)).reshape(-1, *heads.widths)
-    return np.array([[np.trace(a @ b) for b in dense] for a in dense])
+    return np.einsum("ade,bed->ab", dense, dense)
 
 
 @GROUPS
@@ -318,8 +317,8 @@ def test_head_terms_split_the_symmetry(stack):
     assert float(terms.within) == pytest.approx(np.trace(traces) / square_norm, abs=1e-12)
     off_diagonal = traces.sum() - np.trace(traces)
     assert float(terms.between) == pytest.approx(off_diagonal / square_norm, abs=1e-12)
-    whole = float(symmetry(heads.sum()))
-    assert float(terms.within + terms.between) == pytest.approx(whole, abs=1e-14)
+    symmetry_of_sum = float(symmetry(heads.sum()))
+    assert float(terms.within + terms.between) == pytest.approx(symmetry_of_sum, abs=1e-14)
     np.testing.assert_array_equal(head_terms(heads, heads.sum()), terms)
 
 
@@ -343,7 +342,7 @@ def within_of(query: np.ndarray, key: np.ndarray) -> float:
 def deal(
     query: np.ndarray, key: np.ndarray, order: np.ndarray, turns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rank dimensions dealt to groups in this order, the queries of each to its group's heads."""
+    """Deal rank dimensions to groups in this order, and the queries of each to the heads."""
     groups, sharing, d, rank = query.shape
     columns = key.transpose(0, 2, 1).reshape(groups * rank, d)[order]
     # (G, R, H/G, D): each rank dimension's queries, one for each head that shares the key.
@@ -357,13 +356,13 @@ def deal(
 def test_within_random_is_the_mean_over_every_deal(sharing):
     heads = heads_of(11, (2, sharing), d=5, rank=2)
     query, key = heads.query, heads.key[:, 0]
-    orders = [np.array(o) for o in itertools.permutations(range(4))]
-    head_orders = [np.array(o) for o in itertools.permutations(range(sharing))]
-    deals = [
-        within_of(*deal(query, key, order, np.stack(turns)))
-        for order in orders
-        for turns in itertools.product(head_orders, repeat=4)
-    ]
+    orders = map(np.array, itertools.permutations(range(4)))
+    head_orders = list(map(np.array, itertools.permutations(range(sharing))))
+    turns_of_dimensions = list(map(np.stack, itertools.product(head_orders, repeat=4)))
+    deals = []
+    for order in orders:
+        for turns in turns_of_dimensions:
+            deals.append(within_of(*deal(query, key, order, turns)))
     expected = np.mean(deals) / float(heads.sum().norm) ** 2
     assert float(head_terms(heads).within_random) == pytest.approx(expected, abs=1e-12)
 
@@ -453,9 +452,8 @@ def test_norms_without_spread_have_no_direction(dtype, weight):
         "ones": BilinearForm(np.ones((24, 1), dtype), np.ones((24, 1), dtype)),
         "one by one": BilinearForm.from_factors(np.full((1, 3), 2, dtype), np.ones((1, 3), dtype)),
     }
-    assert {
-        name: float(directionality(f, gamma=0.5, weight=weight)) for name, f in constant.items()
-    } == (dict.fromkeys(constant, 0.0))
+    for name, form in constant.items():
+        assert float(directionality(form, gamma=0.5, weight=weight)) == 0.0, name
 
 
 def test_one_row_against_many_columns_leaves_the_direction_to_the_columns():
@@ -516,5 +514,5 @@ def test_a_huge_dimension_without_a_partner_is_not_the_form(size, shared):
     np.testing.assert_allclose(symmetry(form), symmetry(plain), atol=1e-5)
     np.testing.assert_allclose(coupling(form), coupling(plain), atol=1e-5)
     if shared:
-        for one, other in zip(head_terms(form), head_terms(plain), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-4)
+        for actual, expected in zip(head_terms(form), head_terms(plain), strict=True):
+            np.testing.assert_allclose(actual, expected, atol=1e-4)

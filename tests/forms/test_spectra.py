@@ -14,19 +14,19 @@ SIZES = st.integers(1, 24)
 
 
 def dense_spectrum(matrix: np.ndarray) -> dict[str, float]:
-    """The definitions, on the matrix itself."""
+    """Measures of a spectrum by their definitions, on the matrix itself."""
     values = np.linalg.svdvals(matrix)
     shares = values[values > values[0] * 1e-14]
     shares = shares / shares.sum()
-    found = {
+    measures = {
         "spectral_norm": values[0],
         "stable_rank": (matrix**2).sum() / values[0] ** 2,
         "effective_rank": np.exp(-(shares * np.log(shares)).sum()),
     }
     if len(matrix) == len(matrix.T):
         eigenvalues = np.linalg.eigvals(matrix)
-        found["eigenvalue_positivity"] = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
-    return found
+        measures["eigenvalue_positivity"] = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
+    return measures
 
 
 @given(SIZES, SIZES, SIZES, st.integers(0, 2**32 - 1), st.sampled_from(["f4", "f8"]))
@@ -58,26 +58,24 @@ def test_small_singular_values_of_float32_factors_keep_their_digits() -> None:
     key = bases[1].astype(np.float32)
     dense = query.astype(np.float64) @ key.astype(np.float64).T
     expected = dense_spectrum(dense)["effective_rank"]
-    assert spectrum(BilinearForm.from_factors(query, key)).effective_rank == pytest.approx(
-        expected, rel=1e-9
-    )
+    measured = spectrum(BilinearForm.from_factors(query, key))
+    assert measured.effective_rank == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 2e-7), ("f8", 1e-10)])
 @pytest.mark.parametrize("gap", [0.0, 1e-8, 1e-4])
 @pytest.mark.parametrize(("width", "rank"), [(300, 300), (1100, 300), (1201, 300), (300, 64)])
 def test_the_largest_value_alone(dtype, tolerance, gap, width, rank):
-    """Of M, its factors and their Gram matrices by iteration, and by squaring; near a tie."""
+    """Iteration on M, on its factors and on Gram matrices, and squaring agree; near a tie."""
     random = np.random.default_rng(0)
     left, right = (np.linalg.qr(random.standard_normal((width, rank)))[0] for _ in range(2))
     turn = np.linalg.qr(random.standard_normal((rank, rank)))[0]
     sizes = np.r_[1.0, 1.0 - gap, np.linspace(0.9 - gap, 0.0, rank - 2)]
     query, key = ((f @ turn).astype(dtype) for f in (left * sizes, right))
-    roots = (np.linalg.qr(f.astype("f8"), mode="r") for f in (query, key))
-    expected = np.linalg.norm(np.matmul(next(roots), next(roots).T), 2)
-    assert spectral_norm(BilinearForm.from_factors(query, key)) == pytest.approx(
-        expected, rel=tolerance
-    )
+    query_root, key_root = (np.linalg.qr(f.astype("f8"), mode="r") for f in (query, key))
+    expected = np.linalg.norm(query_root @ key_root.T, 2)
+    largest = spectral_norm(BilinearForm.from_factors(query, key))
+    assert largest == pytest.approx(expected, rel=tolerance)
 
 
 def test_powers_of_heads_that_differ_in_everything() -> None:

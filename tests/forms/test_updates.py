@@ -28,7 +28,7 @@ def test_terms_add_up_to_the_change_and_have_its_spectra(d_query, d_key, rank, s
     terms = update_terms(before, after)
     first, second = da @ b.T + a @ db.T, da @ db.T
     size = np.linalg.norm(first) + np.linalg.norm(second)
-    # The steps themselves are known to the rounding of what they are differences of.
+    # The steps themselves have the rounding of the factors whose differences they are.
     tolerance = 1e-14 * (np.linalg.norm(a) * np.linalg.norm(b)) + 1e-9 * size
     np.testing.assert_allclose(terms.first.dense(), first, atol=tolerance)
     np.testing.assert_allclose(terms.second.dense(), second, atol=tolerance)
