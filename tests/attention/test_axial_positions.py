@@ -16,6 +16,8 @@ from wqk import same, scan
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
+from wqk.live.recording import recording
+from wqk.live.running import double_precision
 
 # Modules of transformers, and the classes' names before VisionConfig and VisionRotaryEmbedding.
 MODELS = {
@@ -124,6 +126,21 @@ def test_a_width_that_two_axes_cannot_share_is_refused() -> None:
         wqk.open(tower(config))[0]
 
 
+@pytest.mark.parametrize("widths", [[2, 2], [2, 2, 5], [2, 4, 4], "2", [2, 2, None]])
+def test_widths_of_axes_that_do_not_fit_a_head_are_refused(widths: Any) -> None:
+    weights = {
+        f"transformer_blocks.0.attn.{name}.weight": np.ones((WIDTH, WIDTH), "f4")
+        for name in ("to_q", "to_k", "to_v", "to_out.0")
+    }
+    weights |= {
+        f"transformer_blocks.0.attn.norm_{side}.weight": np.ones(WIDTH // 2, "f4") for side in "qk"
+    }
+    config = {"model_type": "diffusers-QwenImageTransformer2DModel", "num_attention_heads": 2}
+    config |= {"num_layers": 1, "attention_head_dim": WIDTH // 2, "axes_dims_rope": widths}
+    with pytest.raises(CheckpointError, match=r"axes_dims_rope|axes rotate even shares"):
+        wqk.open(StateDict(weights, config, "transformer"))[0]
+
+
 def test_the_ceiling_at_any_distance_is_that_of_forms_turned_at_will() -> None:
     """DINOv3's positions are named only; a bound of the form at rest would be too low."""
     random = np.random.default_rng(0)
@@ -139,3 +156,53 @@ def test_the_ceiling_at_any_distance_is_that_of_forms_turned_at_will() -> None:
         bound = row["query_norm"] * row["key_norm"] * (WIDTH // 2) ** -0.5
         assert row["score_ceiling"] < 0.99 * bound
         assert row["score_ceiling_any_distance"] == pytest.approx(bound)
+
+
+class Memory(torch.nn.Module):
+    """The memory attention of a SAM 2, under its name in the model."""
+
+    def __init__(self, model: str, prefix: str) -> None:
+        super().__init__()
+        configurations = import_module(f"transformers.models.{model}.configuration_{model}")
+        self.config = getattr(configurations, f"{prefix}Config")(
+            memory_attention_hidden_size=WIDTH,
+            memory_attention_num_layers=2,
+            rope_parameters={"rope_type": "axial", "rope_theta": 500.0},
+        )
+        self.config.memory_attention_rope_feat_sizes = [3, 2]
+        module = import_module(f"transformers.models.{model}.modeling_{model}")
+        self.memory_attention = getattr(module, f"{prefix}MemoryAttention")(self.config)
+
+    def forward(self, picture: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        return self.memory_attention(picture, memory, memory_posision_embeddings=0 * memory)
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [("sam2_video", "Sam2Video"), ("sam3_tracker_video", "Sam3TrackerVideo")],
+)
+def test_a_memory_turns_with_columns_and_rows(model: str, prefix: str) -> None:
+    """Products of queries and keys in float64, next to those of the running memory attention."""
+    torch.manual_seed(0)
+    with double_precision():
+        module = Memory(model, prefix).double().eval()
+        plans = [plan for plan in wqk.open(module).plans if plan.stack == "memory"]
+        assert [plan.kind for plan in plans] == ["self", "self", "cross", "cross"]
+        pictures = torch.randn(6, 1, WIDTH, dtype=torch.float64)
+        memories = torch.randn(12, 1, 64, dtype=torch.float64)
+        with recording(module, plans, plans) as records:
+            module(pictures, memories)
+    rows_and_columns = np.array([[row, column] for row in range(2) for column in range(3)])
+    for plan, (application,) in zip(plans, records, strict=True):
+        assert plan.axial is not None
+        block = wqk.open(module).block(plan.layer, stack="memory", kind=plan.kind)
+        of_keys = np.tile(rows_and_columns, (1 if plan.kind == "self" else 2, 1))
+        inputs = (application.query_input.reshape(6, -1), application.key_input.squeeze((0, 1)))
+        queries = plan.axial.rotate(block.queries(inputs[0]), rows_and_columns)
+        keys = plan.axial.rotate(block.keys(inputs[1]), of_keys)
+        (attention,) = application.attentions(1)
+        logits = queries @ keys.swapaxes(-1, -2) * plan.scale
+        np.testing.assert_allclose(logits, attention.logits[0], atol=1e-12)
+        exchanged = replace(plan.axial, columns_first=False)
+        wrong = exchanged.rotate(block.queries(inputs[0]), rows_and_columns)
+        assert np.abs(wrong - queries).max() > 0.01

@@ -402,12 +402,8 @@ def test_no_family_but_these_only_names_its_rotation() -> None:
         if rule.position.startswith("rotary") and rule.rotary is None
     }
     assert named == {
-        "diffusers-flux",  # three axes, whose widths no configuration has
-        "diffusers-qwen-image",
-        "diffusers-wan",
-        "efficientloftr",  # of pictures that are pooled before
+        "efficientloftr",  # each head has frequencies of its own
         "lightglue",  # frequencies are learned
-        "modded-nanogpt",
-        "sam2-video",  # keys are turned like the pictures that they were made of
+        "modded-nanogpt",  # versions differ, and no configuration has the version
         "vjepa2",  # not a rotation: both dimensions of a pair have their own angle
     }

@@ -333,7 +333,11 @@ def _configuration(model: Any) -> Mapping[str, Any]:
         plain = config.to_dict()
     elif is_dataclass(config):  # whose attributes may be slots
         plain = {field.name: getattr(config, field.name, None) for field in fields(config)} | plain
-    settings = {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+    settings = {
+        str(key): list(value) if isinstance(value, tuple) else value  # as a file has it
+        for key, value in plain.items()
+        if not str(key).startswith("_")
+    }
     if type(model).__module__.partition(".")[0] == "diffusers":
         settings["_class_name"] = type(model).__name__  # which is stored when the model is saved
     if {"model_type", "num_attention_heads", *HEADS} & settings.keys():

@@ -46,6 +46,8 @@ class Rotary:
     axes
         2 for the patches of an image: planes turn with the row or with the column. 3 for those of
         a video: with the time, the row or the column.
+    axis_pairs
+        Number of planes of each axis, where axes have different numbers of planes; otherwise empty.
     longest
         Tokens of a text beyond which frequencies or queries are others; None where there is no
         such length.
@@ -68,6 +70,7 @@ class Rotary:
     order: str
     amplitude: float = 1.0
     axes: int = 1
+    axis_pairs: tuple[int, ...] = ()
     longest: int | None = None
     mixed: bool = False
     columns_first: bool = False
@@ -81,6 +84,7 @@ class Rotary:
         return (
             self.order,
             self.axes,
+            self.axis_pairs,
             self.mixed,
             self.columns_first,
             self.apart,
@@ -113,8 +117,12 @@ class Rotary:
         array([0, 0, 1, 1])
         >>> Rotary(np.ones(4), "half", axes=2, mixed=True).plane_axes
         array([1, 0, 1, 0])
+        >>> Rotary(np.ones(4), "interleaved", axes=3, axis_pairs=(1, 1, 2)).plane_axes
+        array([0, 1, 2, 2])
         """
         count = len(self.frequencies)
+        if self.axis_pairs:
+            return np.repeat(np.arange(self.axes), self.axis_pairs)
         if self.mixed:
             return (1 + np.arange(count)) % self.axes
         axes = np.arange(count) * self.axes // max(count, 1)
@@ -210,17 +218,22 @@ def rotary_of(
         return None
     parameters = rotary_parameters(config, layer, windowed, rule.kinds)
     scaling = as_text(parameters.get("rope_type", parameters.get("type", "default")))
-    width = _rotated_width(rule, config, parameters, scaling, head_width, layer)
+    axis_widths = _axis_widths(rule, config, head_width)
+    if axis_widths:
+        width = sum(axis_widths)
+    else:
+        width = _rotated_width(rule, config, parameters, scaling, head_width, layer)
     base_keys = _base_keys(rule, config, layer, windowed)
     base = _base(rule, config, parameters, base_keys, layer)
     if rule.alpha and scaling in ("dynamic", "xdrope") and parameters.get("alpha"):
         base *= _alpha(parameters) ** (width / (width - 2))
-    frequencies = _frequencies(rule, base, width)
+    frequencies = _frequencies(rule, base, width, axis_widths)
     sign = -1 if rule.reversed else 1
     plain = Rotary(
         sign * frequencies,
         _order(rule, config),
         axes=rule.axes,
+        axis_pairs=tuple(axis_width // 2 for axis_width in axis_widths),
         mixed=rule.mixed,
         columns_first=rule.columns_first,
         apart=rule.apart,
@@ -310,6 +323,31 @@ def _rotated_width(
     return width
 
 
+def _axis_widths(rule: RotaryRule, config: Config, head_width: int) -> tuple[int, ...]:
+    """Return the number of dimensions that each axis turns; empty if axes have equal shares.
+
+    Raises
+    ------
+    CheckpointError
+        A width is missing or odd, or a head has fewer dimensions.
+    """
+    if not rule.axis_widths:
+        return ()
+    if len(rule.axis_widths) == 1:
+        listed = config.get(*rule.axis_widths)
+        if not isinstance(listed, list) or len(listed) != rule.axes:
+            raise config.wrong(rule.axis_widths, f"a list of {rule.axes} widths", listed)
+        widths = tuple(config.whole(rule.axis_widths, axis) for axis in range(rule.axes))
+    else:
+        widths = tuple(config.whole((key,)) for key in rule.axis_widths)
+    if sum(widths) > head_width or any(width % 2 for width in widths):
+        raise CheckpointError(
+            f"config.json: rotary positions on {rule.axes} axes rotate even shares of each head's "
+            f"{head_width} dimensions, got {', '.join(map(str, widths))}"
+        )
+    return widths
+
+
 def _base_keys(rule: RotaryRule, config: Config, layer: int, windowed: bool) -> tuple[str, ...]:
     """Return the keys of the base of a layer's frequencies."""
     if rule.kinds:
@@ -333,11 +371,13 @@ def _base(
     return base
 
 
-def _frequencies(rule: RotaryRule, base: float, width: int) -> Float[np.ndarray, " pairs"]:
+def _frequencies(
+    rule: RotaryRule, base: float, width: int, axis_widths: tuple[int, ...]
+) -> Float[np.ndarray, " pairs"]:
     """Return the frequencies (P,) of all planes, without sign and scaling."""
-    width_of_axis = width if rule.alternating else width // rule.axes
-    exponents = np.arange(0, width_of_axis, 2, dtype=np.float64) / width_of_axis
-    frequencies = base**-exponents
+    if axis_widths:
+        return np.concatenate([_powers(base, axis_width) for axis_width in axis_widths])
+    frequencies = _powers(base, width if rule.alternating else width // rule.axes)
     if rule.alternating:
         by_axis = [frequencies[axis :: rule.axes] for axis in range(rule.axes)]
         frequencies = np.concatenate(by_axis)
@@ -346,6 +386,11 @@ def _frequencies(rule: RotaryRule, base: float, width: int) -> Float[np.ndarray,
     else:
         frequencies = np.tile(frequencies, rule.axes)
     return 2 * math.pi * frequencies if rule.in_turns else frequencies
+
+
+def _powers(base: float, width: int) -> Float[np.ndarray, " pairs"]:
+    """Return the frequencies base^(−2k/R) of the planes of ``width`` dimensions."""
+    return np.asarray(base ** -(np.arange(0, width, 2, dtype=np.float64) / width))
 
 
 def _alpha(parameters: Mapping[str, Any]) -> float:

@@ -81,6 +81,9 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # 2: the first planes turn with a patch's row, as many others with its column; 3: with its time,
     # row and column
     axes: int = 1
+    # Number of a head's dimensions that each axis turns, where axes have shares of their own: one
+    # expression for each axis, or the key of a list.
+    axis_widths: tuple[Expression, ...] = ()
     alternating: bool = False  # each axis takes every second frequency, not all of them
     mixed: bool = False  # planes of columns and of rows take turns, columns first
     columns_first: bool = False  # the first half of the planes turns with the column
@@ -186,6 +189,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     position_uses: tuple[str, ...] = ()  # sides that this, or a convolution, is made with
     position_uses_if: dict[str, Expression] = {}  # by side: switches of models that use the side
     whole_score: bool = True  # false if the score has terms that no key describes
+    joint: bool = False  # tokens of two streams, with projections of their own, meet in one softmax
     causal: bool = False
     causal_if: Expression = ""  # configuration flag of models that are either
     # Modules under which the class that runs masks later tokens, or does not.

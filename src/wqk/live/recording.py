@@ -48,6 +48,34 @@ class Attention(NamedTuple):
     logits: np.ndarray | None  # None if only scores were observed
     added: np.ndarray  # scores less logits, after a soft cap; 0 where a pair is hidden
     visible: np.ndarray
+    # Weights and scores of the same queries and the keys of another stream, in joint attention.
+    other_weights: np.ndarray | None = None
+    other_scores: np.ndarray | None = None
+
+    def parts(self, queries: int, keys: int) -> Iterator[Attention]:
+        """Yield the parts of a joint attention that one stream's queries and keys may be.
+
+        The tokens of a stream are the first of all tokens, or the last.
+        """
+        if self.logits is None:
+            return
+        *_, all_queries, all_keys = self.weights.shape
+        if queries > all_queries or keys > all_keys:
+            return
+        scores = np.where(self.visible, self.logits + self.added, np.finfo(np.float64).min)
+        for first_query in sorted({0, all_queries - queries}):
+            rows = slice(first_query, first_query + queries)
+            for first_key in sorted({0, all_keys - keys}):
+                columns = np.arange(first_key, first_key + keys)
+                weights, all_scores = self.weights[:, :, rows], scores[:, :, rows]
+                yield Attention(
+                    weights[..., columns],
+                    self.logits[:, :, rows][..., columns],
+                    self.added[:, :, rows][..., columns],
+                    self.visible[:, :, rows][..., columns],
+                    other_weights=np.delete(weights, columns, axis=-1),
+                    other_scores=np.delete(all_scores, columns, axis=-1),
+                )
 
 
 class Application(NamedTuple):
@@ -258,6 +286,8 @@ def form_difference(block: Block, application: Application | None) -> float | No
         return None
     x, y = application.query_input, application.key_input
     products = tuple(application.products(block.plan.query.heads))
+    if block.plan.rule.joint:
+        products = tuple(_parts_of(products, x, y))
     differences = [
         product_difference(expected, product)
         for last in {product.shape[-1] for product in products}
@@ -272,6 +302,19 @@ def form_difference(block: Block, application: Application | None) -> float | No
     if telling and (len(telling) == len(differences) or min(telling) < ALIKE):
         return min(telling)
     return None
+
+
+def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the parts of joint products that one stream's queries and keys may be."""
+    queries, keys = x.shape[-2], y.shape[-2]
+    for product in products:
+        *_, all_queries, all_keys = product.shape
+        if queries > all_queries or keys > all_keys:
+            continue
+        for first_query in {0, all_queries - queries}:
+            rows = slice(first_query, first_query + queries)
+            for first_key in {0, all_keys - keys}:
+                yield product[..., rows, first_key : first_key + keys]
 
 
 def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:

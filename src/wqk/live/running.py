@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -286,11 +287,8 @@ def run_module(
     """
     import torch
 
-    for part in module.modules() if flat else ():
-        for held in (part._buffers, vars(part)):
-            for name, value in held.items():
-                if isinstance(value, torch.Tensor):
-                    held[name] = _unturned(name, value, type(part).__name__)
+    if flat:
+        module = _without_rotations(module)
     with (
         quiet(),
         double_precision() if exact else nullcontext(),
@@ -300,6 +298,22 @@ def run_module(
     ):
         run_batch(module, batch)
     return Run(records, [])
+
+
+def _without_rotations(module: Any) -> Any:
+    """Return a copy, with the same parameters, whose tables of rotary positions turn nothing.
+
+    A copy, since some modules keep what they computed from their tables (Qwen-Image).
+    """
+    import torch
+
+    copied = deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    for part in copied.modules():
+        for held in (part._buffers, vars(part)):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor):
+                    held[name] = _unturned(name, value, type(part).__name__)
+    return copied
 
 
 def _unturned(name: str, table: Any, kind: str) -> Any:

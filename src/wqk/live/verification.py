@@ -476,7 +476,7 @@ def _blocks(
 def _closest(block: Block, application: Application, sinks: np.ndarray | None) -> Comparison | None:
     """Return the comparison of the observed attention that is nearest to the recomputed one."""
     comparisons = []
-    for attention in application.attentions(block.plan.query.heads):
+    for attention in _attentions(block.plan, application):
         batch, _, queries, keys = attention.weights.shape
         if not block.plan.rule.whole_score and application.key_input.shape[1] != keys:
             # Entries that are made of many tokens (DeepSeek V4) are no tokens' keys.
@@ -489,6 +489,16 @@ def _closest(block: Block, application: Application, sinks: np.ndarray | None) -
     return min(comparisons, key=lambda one: one.difference, default=None)
 
 
+def _attentions(plan: AttentionPlan, application: Application) -> Iterator[Attention]:
+    """Yield the observed attentions of a block; of joint attention, the block's part."""
+    for attention in application.attentions(plan.query.heads):
+        if plan.rule.joint:
+            queries, keys = application.query_input.shape[-2], application.key_input.shape[-2]
+            yield from attention.parts(queries, keys)
+        else:
+            yield attention
+
+
 def _comparison(
     block: Block,
     attention: Attention,
@@ -498,7 +508,10 @@ def _comparison(
     """Recompute an attention from the inputs of its projections, and compare."""
     plan, (x, y) = block.plan, inputs
     rows = _token_rows(plan, attention)
-    observed = attention.weights.swapaxes(1, 2)[rows]
+    weights = attention.weights
+    if attention.other_weights is not None:
+        weights = np.concatenate([weights, attention.other_weights], axis=-1)
+    observed = weights.swapaxes(1, 2)[rows]
     contrast = _contrast(observed)
     if (x.shape[-1], y.shape[-1]) != block.groups.widths:
         largest = None if plan.rule.guess else math.inf
@@ -515,6 +528,8 @@ def _comparison(
     takes_part = sinks is not None and not np.allclose(observed.sum(axis=-1), 1, atol=1e-6)
     # A finite number, as in models: a padded query may have no key in its window.
     masked = np.where(shown, scores, np.finfo(np.float64).min)
+    if attention.other_scores is not None:
+        masked = np.concatenate([masked, attention.other_scores], axis=-1)
     expected = softmax(masked, sinks if takes_part else None)
     difference = float(np.abs(expected.swapaxes(1, 2)[rows] - observed).max(initial=0.0))
     largest = None
