@@ -200,6 +200,7 @@ def test_diffusers_joint_attention(kind: str) -> None:
         "num_attention_heads": H,
         "num_layers": 2,
         "num_single_layers": 3,
+        "axes_dims_rope": [2, 2, R - 4],
     }
     # So small that the norms' epsilon counts.
     seen = {stream: RNG.standard_normal((N, width)) / 900 for stream in JOINT}
@@ -228,7 +229,7 @@ def test_diffusers_joint_attention(kind: str) -> None:
             tolerance=1e-7,
             circuit=None if written is None else (value, written),
             statuses=PARTIAL,
-            position="" if kind == "SD3" else "rotary, on several axes",
+            position="" if kind == "SD3" else "rotary, on three axes",
         )
         if written is None:
             assert block.plan.value.tensor == f"{at}.to_v.weight"
@@ -255,6 +256,7 @@ def test_diffusers_attention_to_the_text(kind: str) -> None:
     config = {
         "model_type": f"diffusers-{name}",
         "num_attention_heads": H,
+        "attention_head_dim": R,
         "eps": 1e-3,
         "num_layers": 2,
     }
@@ -278,5 +280,5 @@ def test_diffusers_attention_to_the_text(kind: str) -> None:
             fed=Fed("layer", f"{stem}.1.norm2.weight", 1e-3) if is_fed else None,
             circuit=(value, tensors[f"{at}.to_out.0.weight"]),
             statuses=PARTIAL if wan else (),
-            position="rotary, on several axes" if wan and kind_of == "self" else "",
+            position="rotary, on three axes" if wan and kind_of == "self" else "",
         )
