@@ -36,7 +36,7 @@ WIDTH = 16
 def tower(config: dict[str, Any]) -> StateDict:
     random = np.random.default_rng(0)
     names = [f"blocks.{layer}.attn.qkv.weight" for layer in range(2)]
-    weights = {n: random.standard_normal((3 * WIDTH, WIDTH)).astype("f4") for n in names}
+    weights = {name: random.standard_normal((3 * WIDTH, WIDTH)).astype("f4") for name in names}
     return StateDict(weights, config, "tower")
 
 
@@ -54,9 +54,9 @@ def at_patches(attention: wqk.Block, vectors: np.ndarray) -> np.ndarray:
 
 def configuration(model: str) -> Any:
     module = import_module(f"transformers.models.{model}.configuration_{model}")
-    chosen = {"depth": 2, "num_heads": 2, "hidden_size": WIDTH, "embed_dim": WIDTH}
-    chosen |= {"num_key_value_heads": 2} if model == "exaone4_5" else {}
-    return getattr(module, f"{MODELS[model]}VisionConfig")(**chosen)
+    settings = {"depth": 2, "num_heads": 2, "hidden_size": WIDTH, "embed_dim": WIDTH}
+    settings |= {"num_key_value_heads": 2} if model == "exaone4_5" else {}
+    return getattr(module, f"{MODELS[model]}VisionConfig")(**settings)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -68,8 +68,8 @@ def test_planes_turn_with_rows_and_columns(model: str) -> None:
     turned, _ = module.apply_rotary_pos_emb_vision(queries, queries, *angles(queries, PATCHES))
     attention = wqk.open(tower(config.to_dict()))[1]
     assert attention.plan.rotary is None
-    ours = at_patches(attention, queries[:, 0].numpy())
-    np.testing.assert_allclose(ours, turned[:, 0].numpy(), atol=1e-5)
+    actual = at_patches(attention, queries[:, 0].numpy())
+    np.testing.assert_allclose(actual, turned[:, 0].numpy(), atol=1e-5)
 
 
 def test_rows_and_columns_with_frequencies_of_their_own() -> None:
@@ -79,14 +79,13 @@ def test_rows_and_columns_with_frequencies_of_their_own() -> None:
     config = PixtralVisionConfig(**sizes(2 * WIDTH, 1, 2, intermediate_size=8))
     model = module.PixtralVisionModel(config)
     attention = wqk.open(model)[0]
-    assert attention.bands().frequencies == pytest.approx(
-        1e4 ** -(np.array([0, 2, 4, 6, 1, 3, 5, 7]) / 8)
-    )
+    exponents = np.array([0, 2, 4, 6, 1, 3, 5, 7]) / 8
+    assert attention.bands().frequencies == pytest.approx(1e4**-exponents)
     queries = torch.randn(1, 1, 4, WIDTH)
     angles = model.patch_positional_embedding(queries, PATCHES)
     turned, _ = module.apply_rotary_pos_emb(queries, queries, *angles, unsqueeze_dim=0)
-    ours = at_patches(attention, queries[0, 0].numpy())
-    np.testing.assert_allclose(ours, turned[0, 0].numpy(), atol=1e-5)
+    actual = at_patches(attention, queries[0, 0].numpy())
+    np.testing.assert_allclose(actual, turned[0, 0].numpy(), atol=1e-5)
 
 
 def test_energies_bound_what_each_plane_adds() -> None:
@@ -109,14 +108,15 @@ def test_bands_in_a_table_and_no_distance() -> None:
 
 def test_another_rotary_order_is_another_attention() -> None:
     config = configuration("qwen2_vl").to_dict()
-    one = tower(config)
+    reference = tower(config)
     order = np.arange(WIDTH // 2).reshape(2, -1).T.ravel()  # halves interleaved
     rows = (np.arange(6)[:, None] * (WIDTH // 2) + order).ravel()
-    names = list(one.tensors())
-    weights = one.read([Part(name) for name in names])
-    other = StateDict({n: w[rows] for n, w in zip(names, weights, strict=True)}, config, "other")
-    assert same(one, one).same
-    (mismatch,) = same(one, other).blocks[0].mismatches
+    names = list(reference.tensors())
+    weights = reference.read([Part(name) for name in names])
+    reordered = {name: weight[rows] for name, weight in zip(names, weights, strict=True)}
+    candidate = StateDict(reordered, config, "other")
+    assert same(reference, reference).same
+    (mismatch,) = same(reference, candidate).blocks[0].mismatches
     assert "stored interleaved, read as half" in str(mismatch)
 
 

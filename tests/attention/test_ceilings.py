@@ -22,15 +22,15 @@ def rng() -> np.random.Generator:
 
 
 def rotary(head_width: int, heads: int = 2, biases: str = "") -> Block:
-    """A block whose inputs a norm feeds."""
+    """A block behind a norm."""
     sizes = {"layers": 1, "heads": heads, "key_heads": 1, "head_width": head_width, "width": D}
     return wqk.open(small.llama(**sizes, biases=biases, norms=True, rope_theta=50.0))[0]
 
 
 def ceiling(block: Block, *distances: int) -> Ceilings:
-    found = block.ceiling(distances or (0,))
-    assert found is not None
-    return found
+    ceilings = block.ceiling(distances or (0,))
+    assert ceilings is not None
+    return ceilings
 
 
 def gain_of(block: Block) -> np.ndarray:
@@ -43,25 +43,26 @@ def test_the_ceiling_at_a_distance_is_reached_exactly(distance: int) -> None:
     gain = gain_of(block)
     # The scores of every pair of coordinates, each an input of the norm's length.
     matrices = block.logits(np.diag(gain), np.diag(gain), distance) * D
-    found = ceiling(block, distance)
+    ceilings = ceiling(block, distance)
     reached = np.linalg.norm(matrices, 2, axis=(1, 2))
-    np.testing.assert_allclose(found.at_distance[distance], reached)
+    np.testing.assert_allclose(ceilings.at_distance[distance], reached)
     left, _, right = np.linalg.svd(matrices)
     for head in range(2):
-        x, y = (np.sqrt(D) * gain * v for v in (left[head, :, 0], right[head, 0]))
+        x = np.sqrt(D) * gain * left[head, :, 0]
+        y = np.sqrt(D) * gain * right[head, 0]
         score = block.logits(x[None], y[None], distance)[head, 0, 0]
-        assert score == pytest.approx(found.at_distance[distance][head])
+        assert score == pytest.approx(ceilings.at_distance[distance][head])
 
 
 def test_the_ceiling_at_any_distance_is_nearly_reached_where_one_plane_turns() -> None:
     block = rotary(2)
     gain = gain_of(block)
-    found = ceiling(block)
+    ceilings = ceiling(block)
     matrices = [block.logits(np.diag(gain), np.diag(gain), n) * D for n in range(300)]
     reached = np.linalg.norm(matrices, 2, axis=(2, 3)).max(0)
-    assert (reached <= found.any_distance * (1 + 1e-9)).all()
-    assert (reached > 0.999 * found.any_distance).all()
-    for side, length in ((block.query, found.query_norm), (block.key, found.key_norm)):
+    assert (reached <= ceilings.any_distance * (1 + 1e-9)).all()
+    assert (reached > 0.999 * ceilings.any_distance).all()
+    for side, length in ((block.query, ceilings.query_norm), (block.key, ceilings.key_norm)):
         linear = np.sqrt(D) * np.linalg.norm(side.weight[0] * gain, 2)
         assert length[0] == pytest.approx(linear)
 
@@ -92,8 +93,8 @@ def test_with_biases_the_ceiling_is_above_all_inputs_and_below_one_half_more(
 
 def test_every_head_s_length_has_its_own_bias() -> None:
     block = rotary(4, heads=2, biases="q")
-    found, gain = ceiling(block), gain_of(block)
-    for head, length in enumerate(found.query_norm):
+    ceilings, gain = ceiling(block), gain_of(block)
+    for head, length in enumerate(ceilings.query_norm):
         weight, bias = block.query.weight[head] * gain, block.query.bias[head]
         linear = np.sqrt(D) * np.linalg.norm(weight, 2)
         assert length == pytest.approx(linear + np.linalg.norm(bias))
@@ -109,25 +110,24 @@ def test_normalized_queries_are_as_long_as_the_root_of_what_is_normalized(
         "head": ("qwen3", 1, "norm"),
         "head, shifted": ("phi", 1, "layernorm"),
     }[over]
-    at, gain = "model.layers.0.self_attn", np.linspace(0.5, 2, 4 * count)
-    tensors = {f"{at}.{side}_proj.weight": rng.standard_normal((12, D)) for side in "qk"}
-    tensors |= {f"{at}.{side}_{norm}.weight": gain for side in "qk"}
+    prefix, gain = "model.layers.0.self_attn", np.linspace(0.5, 2, 4 * count)
+    tensors = {f"{prefix}.{side}_proj.weight": rng.standard_normal((12, D)) for side in "qk"}
+    tensors |= {f"{prefix}.{side}_{norm}.weight": gain for side in "qk"}
     shift = rng.standard_normal(4) if "shifted" in over else np.zeros(0)
     if len(shift):
-        tensors |= {f"{at}.{side}_{norm}.bias": shift for side in "qk"}
+        tensors |= {f"{prefix}.{side}_{norm}.bias": shift for side in "qk"}
     config = sizes(
         D, 1, 3, model_type=model_type, num_key_value_heads=3, head_dim=4, qk_layernorm=True
     )
-    found = ceiling(wqk.open(StateDict(tensors, config, "tiny"))[0])
+    ceilings = ceiling(wqk.open(StateDict(tensors, config, "tiny"))[0])
     largest = np.broadcast_to(gain.reshape(count, 4).max(1), 3)
-    np.testing.assert_allclose(
-        found.query_norm, np.sqrt(4 * count) * largest + np.linalg.norm(shift)
-    )
+    bounds = np.sqrt(4 * count) * largest + np.linalg.norm(shift)
+    np.testing.assert_allclose(ceilings.query_norm, bounds)
 
 
 def latent(rank: int, rng: np.random.Generator, kind: str = "deepseek_v3") -> Block:
     """One number of content and one turning plane, from latents: of two coordinates."""
-    drawn = {
+    weight_by_name = {
         "self_attn{}.q_a_proj": rng.standard_normal((rank, 2)),
         "self_attn{}.q_a_layernorm": np.linspace(1.7, 0.9, rank),
         "self_attn{}.q_b_proj": rng.standard_normal((3, rank)),
@@ -137,18 +137,19 @@ def latent(rank: int, rng: np.random.Generator, kind: str = "deepseek_v3") -> Bl
         "self_attn{}.o_proj": rng.standard_normal((2, 1)),
         "input_layernorm{}": np.array([0.8, 1.3]),
     }
-    both = (".0", ".1") if kind == "longcat_flash" else ("",)  # attentions of a layer
-    names = [
-        (f"model.layers.0.{name.format(h)}.weight", t) for h in both for name, t in drawn.items()
-    ]
+    suffixes = (".0", ".1") if kind == "longcat_flash" else ("",)  # attentions of a layer
+    tensors = {}
+    for suffix in suffixes:
+        for name, weight in weight_by_name.items():
+            tensors[f"model.layers.0.{name.format(suffix)}.weight"] = weight
     config = sizes(2, 1, 1, model_type=kind, num_layers=1, num_key_value_heads=1, rope_theta=50.0)
     config |= {"q_lora_rank": rank, "kv_lora_rank": 1, "v_head_dim": 1}
     config |= {"qk_nope_head_dim": 1, "qk_rope_head_dim": 2}
-    return wqk.open(StateDict(dict(names), config, "tiny"))[0]
+    return wqk.open(StateDict(tensors, config, "tiny"))[0]
 
 
 def circle(block: Block) -> np.ndarray:
-    """What the norm may put out, of two coordinates."""
+    """Outputs of a norm with two coordinates, all around."""
     angles = np.linspace(0, 2 * np.pi, 997)
     return np.sqrt(2) * np.stack([np.cos(angles), np.sin(angles)], axis=1) * gain_of(block)
 
@@ -176,10 +177,10 @@ def test_the_ceiling_of_latent_attention_is_nearly_reached(
 ) -> None:
     block = latent(rank=1, rng=rng, kind=kind)
     inputs = circle(block)[::10]
-    best = max(float(block.logits(inputs, inputs, n).max()) for n in range(60))
-    found = ceiling(block)
-    assert best <= found.any_distance[0] * (1 + 1e-9)
-    assert best > 0.98 * found.any_distance[0]
-    for side, length in ((block.queries, found.query_norm), (block.keys, found.key_norm)):
+    best = max(float(block.logits(inputs, inputs, distance).max()) for distance in range(60))
+    ceilings = ceiling(block)
+    assert best <= ceilings.any_distance[0] * (1 + 1e-9)
+    assert best > 0.98 * ceilings.any_distance[0]
+    for side, length in ((block.queries, ceilings.query_norm), (block.keys, ceilings.key_norm)):
         longest = np.linalg.norm(side(inputs), axis=-1).max()
         assert 0.98 * length[0] < longest <= length[0] * (1 + 1e-9)

@@ -1,4 +1,4 @@
-"""Forms with norms, biases, distances and values, against what the model itself computes."""
+"""Forms with norms, biases, distances and values, against the model's own computation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 
 
 class Run:
-    """A random model, saved, and what passed through layer 1 while it ran."""
+    """A random model, saved, and the vectors that passed through layer 1 while it ran."""
 
     def __init__(
         self, name: str, settings: dict[str, Any], modules: dict[str, str], folder: Any
@@ -105,7 +105,7 @@ class Run:
         return np.einsum("ihr,jhr->hij", query, key)
 
     def normalized(self) -> np.ndarray:
-        """What the norm makes of its input before its gain and bias, by definition."""
+        """The norm's input, normalized by definition, before the norm's gain and bias."""
         x = self.seen["norm in"]
         if self.plan.rule.input_norm_kind == "layer":
             x = x - x.mean(-1, keepdims=True)
@@ -122,7 +122,7 @@ def with_one(x: np.ndarray) -> np.ndarray:
 
 
 def up_to_rows(scores: np.ndarray) -> np.ndarray:
-    """What the softmax sees of scores."""
+    """Scores less their means over keys, which the softmax ignores."""
     return scores - scores.mean(-1, keepdims=True)
 
 
@@ -133,19 +133,18 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_the_augmented_form_gives_the_scores_with_biases(run: Run) -> None:
     x = with_one(run.seen["query in"])
-    ours = flat(run.form(bias=True)(x, x))
-    np.testing.assert_allclose(up_to_rows(ours), up_to_rows(run.scores()), rtol=1e-5, atol=1e-4)
+    scores = flat(run.form(bias=True)(x, x))
+    np.testing.assert_allclose(up_to_rows(scores), up_to_rows(run.scores()), rtol=1e-5, atol=1e-4)
     if run.plan.rotary is not None:
-        np.testing.assert_allclose(ours, run.scores(), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(scores, run.scores(), rtol=1e-5, atol=1e-4)
 
 
 def test_folded_norms_give_the_scores_of_normalized_vectors(run: Run) -> None:
     x = with_one(run.normalized())
-    ours = flat(run.form(fold_norm=True, bias=True)(x, x))
-    scale = np.abs(up_to_rows(run.scores())).max()
-    np.testing.assert_allclose(
-        up_to_rows(ours) / scale, up_to_rows(run.scores()) / scale, atol=1e-4
-    )
+    scores = up_to_rows(flat(run.form(fold_norm=True, bias=True)(x, x)))
+    expected = up_to_rows(run.scores())
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(scores / scale, expected / scale, atol=1e-4)
 
 
 def test_value_output_forms_give_what_attention_writes(run: Run) -> None:
@@ -172,16 +171,17 @@ def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) ->
     key = key.repeat_interleave(heads // key.shape[1], dim=1)
     expected = torch.diagonal(query @ key.transpose(-1, -2), -distance, -2, -1)[0].numpy()
     x = with_one(run.seen["query in"])
-    ours = flat(run.form(bias=True, distances=(distance,))(x, x))
+    scores = flat(run.form(bias=True, distances=(distance,))(x, x))
     # Queries and keys have the attention factor at every distance; no form has it.
-    got = np.diagonal(ours, -distance, -2, -1) * run.plan.rotary.amplitude**2
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+    actual = np.diagonal(scores, -distance, -2, -1) * run.plan.rotary.amplitude**2
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_the_attention_factor_is_said_to_be_left_out(run: Run) -> None:
     factor = run.plan.rotary.amplitude if run.plan.rotary else 1.0
-    said = [o.term for o in omissions(run.plan, Coordinates(distances=(0, 1)))]
-    assert any("attention factor" in term for term in said) == (factor != 1)
+    left_out = omissions(run.plan, Coordinates(distances=(0, 1)))
+    terms = [omission.term for omission in left_out]
+    assert any("attention factor" in term for term in terms) == (factor != 1)
 
 
 def test_each_distance_has_its_own_rows(run: Run) -> None:
@@ -201,27 +201,25 @@ def test_each_distance_has_its_own_rows(run: Run) -> None:
 def test_every_pair_of_coordinates_combines_and_is_told_in_the_table(run: Run) -> None:
     places = [("qk", 0), ("ov", 0), *[("qk", 3)] * (run.plan.rotary is not None)]
     for (circuit, distance), bias, fold_norm in product(places, (False, True), (False, True)):
-        chosen = {"circuit": circuit, "bias": bias, "fold_norm": fold_norm}
-        form = run.form(**chosen, distances=(distance,))
+        coordinates = {"circuit": circuit, "bias": bias, "fold_norm": fold_norm}
+        form = run.form(**coordinates, distances=(distance,))
         assert form.shape[-1] == run.form().shape[-1] + bias
         assert np.isfinite(form.norm).all()
-    table = wqk.scan(run.checkpoint, **chosen, distances=(distance, distance), heads=False)
-    assert table["d_query"].to_list() == [49] * 2  # what is named twice is scored once
+    table = wqk.scan(run.checkpoint, **coordinates, distances=(distance, distance), heads=False)
+    assert table["d_query"].to_list() == [49] * 2  # a distance that is named twice is scored once
     assert set(zip(table["circuit"], table["distance"], strict=True)) == {(circuit, distance)}
     assert (table.metadata["biases"], table.metadata["folded_norms"]) == (True, True)
 
 
 def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
-    seen = []
-    wqk.scan(run.checkpoint, circuit="ov", heads=False, on_progress=seen.append)
-    tensors = {
-        part.name: part
-        for plan in wqk.open(run.checkpoint).plans
-        for side in (plan.value, plan.output)
-        for part in side.parts
-    }
+    updates = []
+    wqk.scan(run.checkpoint, circuit="ov", heads=False, on_progress=updates.append)
+    tensors = {}
+    for plan in wqk.open(run.checkpoint).plans:
+        for part in (*plan.value.parts, *plan.output.parts):
+            tensors[part.name] = part
     expected = sum(part.nbytes(run.checkpoint.info(name)) for name, part in tensors.items())
-    assert seen[-1].bytes_read == expected
+    assert updates[-1].bytes_read == expected
 
 
 def test_distances_are_made_one_by_one(run: Run) -> None:

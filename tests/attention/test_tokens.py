@@ -26,10 +26,10 @@ VOCABULARY, D, H, R = 40, 24, 4, 6
 
 def model(tensors: dict[str, np.ndarray] | None = None, **config: Any) -> StateDict:
     """One layer with embeddings, with further tensors and another configuration."""
-    made = small.llama(layers=1, key_heads=H, norms=True, **config)
+    checkpoint = small.llama(layers=1, key_heads=H, norms=True, **config)
     embeddings = np.random.default_rng(1).standard_normal((VOCABULARY, D))
-    added = {"model.embed_tokens.weight": embeddings} | (tensors or {})
-    return StateDict(made._arrays | added, made.config, "tiny")
+    further = {"model.embed_tokens.weight": embeddings} | (tensors or {})
+    return StateDict(checkpoint._arrays | further, checkpoint.config, "tiny")
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5), st.integers(0, 2**32 - 1))
@@ -43,12 +43,10 @@ def test_extreme_pairs_are_those_of_all_products(queries, keys, top, seed):
     finally:
         tokens.SCORE_BLOCK = block
     scores = np.sort((query @ key.T).ravel())
-    np.testing.assert_allclose(
-        np.sum(query[largest[0]] * key[largest[1]], axis=-1), scores[::-1][:top], rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        np.sum(query[smallest[0]] * key[smallest[1]], axis=-1), scores[:top], rtol=1e-9
-    )
+    largest_scores = np.sum(query[largest[0]] * key[largest[1]], axis=-1)
+    smallest_scores = np.sum(query[smallest[0]] * key[smallest[1]], axis=-1)
+    np.testing.assert_allclose(largest_scores, scores[::-1][:top], rtol=1e-9)
+    np.testing.assert_allclose(smallest_scores, scores[:top], rtol=1e-9)
 
 
 @pytest.mark.parametrize("fold_norm", [False, True])
@@ -72,14 +70,16 @@ def test_pairs_are_the_largest_of_the_models_own_scores(
         x = x - x.mean(-1, keepdims=True) * (norm.kind == "layer")
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * gain + sum(shift)
     scores = attention.logits(x, x, distance=distance)[1]
-    found = match_tokens(checkpoint, 0, 1, top=10, fold_norm=fold_norm, distance=distance)
-    for largest, smallest, every in (
-        (found.largest, found.smallest, scores.ravel()),
-        (found.most_alike, found.least_alike, np.diag(scores)),
+    matches = match_tokens(checkpoint, 0, 1, top=10, fold_norm=fold_norm, distance=distance)
+    for largest, smallest, values in (
+        (matches.largest, matches.smallest, scores.ravel()),
+        (matches.most_alike, matches.least_alike, np.diag(scores)),
     ):
-        expected = np.sort(every)
-        np.testing.assert_allclose([p.score for p in largest], expected[::-1][:10], rtol=1e-4)
-        np.testing.assert_allclose([p.score for p in smallest], expected[:10], rtol=1e-4)
+        expected = np.sort(values)
+        largest_scores = [pair.score for pair in largest]
+        smallest_scores = [pair.score for pair in smallest]
+        np.testing.assert_allclose(largest_scores, expected[::-1][:10], rtol=1e-4)
+        np.testing.assert_allclose(smallest_scores, expected[:10], rtol=1e-4)
         for pair in (*largest, *smallest):
             assert scores[pair.query, pair.key] == pytest.approx(pair.score, rel=1e-4)
 
@@ -99,13 +99,15 @@ def test_pairs_have_the_attention_factor_of_yarn() -> None:
         rope_parameters={**positions, "original_max_position_embeddings": 16},
     )
     live = transformers.LlamaModel(config)
-    attention, scale = live.layers[0].self_attn, live.rotary_emb.attention_scaling**2 * R**-0.5
+    attention = live.layers[0].self_attn
+    scale = live.rotary_emb.attention_scaling**2 * R**-0.5
     with torch.no_grad():
         x = live.layers[0].input_layernorm(live.embed_tokens.weight)
-        query, key = (side(x).view(-1, H, R)[:, 1] for side in (attention.q_proj, attention.k_proj))
-        order = np.sort((query @ key.T * scale).numpy().ravel())
-    found = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)
-    assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:2], rel=1e-4)
+        query = attention.q_proj(x).view(-1, H, R)[:, 1]
+        key = attention.k_proj(x).view(-1, H, R)[:, 1]
+        scores = np.sort((query @ key.T * scale).numpy().ravel())
+    matches = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)
+    assert [pair.score for pair in matches.largest] == pytest.approx(scores[::-1][:2], rel=1e-4)
 
 
 def biased(kind: str) -> StateDict:
@@ -162,10 +164,10 @@ def biased(kind: str) -> StateDict:
 
 def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(monkeypatch):
     monkeypatch.setattr(tokens, "SCORE_BLOCK", (4, 4))
-    taken, take = [], tokens._Extremes.take
-    monkeypatch.setattr(tokens._Extremes, "take", lambda *a: taken.append(a) or take(*a))
+    calls, take = [], tokens._Extremes.take
+    monkeypatch.setattr(tokens._Extremes, "take", lambda *a: calls.append(a) or take(*a))
     extreme_pairs(np.zeros((400, 3)), np.zeros((400, 3)), 2)
-    assert len(taken) <= 4
+    assert len(calls) <= 4
 
 
 @pytest.mark.campaign
@@ -208,10 +210,10 @@ def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> Non
 def test_names_come_from_the_tokenizer(tmp_path: Path) -> None:
     import tokenizers
 
-    words = {"the": 0, "of": 1}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="the"))
-    made.add_special_tokens(["[PAD]"])
-    made.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = {"the": 0, "of": 1}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="the"))
+    tokenizer.add_special_tokens(["[PAD]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert token_names(tmp_path) == {0: "the", 1: "of", 2: "[PAD]"}
     unigram = tokenizers.Tokenizer(tokenizers.models.Unigram([("a", 0.0), ("b", -1.0)]))
     unigram.save(str(tmp_path / "tokenizer.json"))

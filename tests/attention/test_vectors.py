@@ -1,4 +1,4 @@
-"""Queries, keys and logits of a block beside the running model's own attention."""
+"""Queries, keys and logits of a block next to the running model's own attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_logits_are_what_the_model_gives_the_softmax(name: str, tmp_path: Path) 
             shares = np.where(visible, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
             shares /= shares.sum(axis=-1, keepdims=True)
             np.testing.assert_allclose(shares, reported, atol=1e-12)
-            # One distance for all pairs agrees with those that lie so far apart.
-            apart = attention.logits(x, y, distance=3)
-            at = np.arange(3, len(x[0]))
-            np.testing.assert_allclose(apart[:, :, at, at - 3], logits[:, :, at, at - 3], rtol=1e-9)
+            # One distance for all pairs agrees with the pairs at this distance.
+            query = np.arange(3, len(x[0]))
+            at_distance = attention.logits(x, y, distance=3)[:, :, query, query - 3]
+            expected = logits[:, :, query, query - 3]
+            np.testing.assert_allclose(at_distance, expected, rtol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -34,32 +35,35 @@ NO_OUTLIERS = 1e6
 
 def model(seed: int = 0) -> StateDict:
     """Random weights with the names of Llama's, in three layers with grouped heads."""
-    made = small.llama(**SIZES, sides="qkvo", norms=True, seed=seed)
-    return StateDict(
-        {n: w.astype(np.float32) for n, w in made._arrays.items()}, made.config, "tiny"
-    )
+    checkpoint = small.llama(**SIZES, sides="qkvo", norms=True, seed=seed)
+    arrays = {name: weight.astype(np.float32) for name, weight in checkpoint._arrays.items()}
+    return StateDict(arrays, checkpoint.config, "tiny")
 
 
 def matrices(ref: Any, circuit: str, **coordinates: Any) -> list[np.ndarray]:
     """Every head of every block as a matrix, (H, D, D) for each block."""
-    forms = (block.forms(Coordinates(circuit, **coordinates)) for block in wqk.open(ref))
-    stacks = (form.dense() for ((_, form),) in forms)
-    return [stack.reshape(-1, *stack.shape[-2:]).astype(np.float64) for stack in stacks]
+    heads_by_block = []
+    for block in wqk.open(ref):
+        ((_, form),) = block.forms(Coordinates(circuit, **coordinates))
+        stack = form.dense()
+        heads_by_block.append(stack.reshape(-1, *stack.shape[-2:]).astype(np.float64))
+    return heads_by_block
 
 
 def by_definition(ref: Any, **coordinates: Any) -> dict[tuple[Any, ...], float]:
     """Scores by kind, writing layer and head, and reading layer and head, from dense matrices."""
-    qk, ov = (matrices(ref, circuit, **coordinates) for circuit in ("qk", "ov"))
+    qk = matrices(ref, "qk", **coordinates)
+    ov = matrices(ref, "ov", **coordinates)
     scores = {}
-    for earlier in range(len(ov)):
-        for later in range(earlier + 1, len(ov)):
-            for h, writer in enumerate(ov[earlier]):
-                for k in range(len(ov[later])):
-                    readers = {"q": qk[later][k], "k": qk[later][k].T, "v": ov[later][k]}
-                    for kind, reader in readers.items():
-                        norms = np.linalg.norm(writer) * np.linalg.norm(reader)
-                        score = np.linalg.norm(writer @ reader) / norms
-                        scores[kind, earlier, h, later, k] = score
+    for earlier, later in itertools.combinations(range(len(ov)), 2):
+        for writing_head, writer in enumerate(ov[earlier]):
+            for reading_head in range(len(ov[later])):
+                reading_form = qk[later][reading_head]
+                readers = {"q": reading_form, "k": reading_form.T, "v": ov[later][reading_head]}
+                for kind, reader in readers.items():
+                    place = (kind, earlier, writing_head, later, reading_head)
+                    norms = np.linalg.norm(writer) * np.linalg.norm(reader)
+                    scores[place] = np.linalg.norm(writer @ reader) / norms
     return scores
 
 
@@ -79,15 +83,15 @@ def test_scores_are_those_of_dense_products(fold_norm: bool):
 
 def planted(seed: int, kind: str) -> StateDict:
     """Head 2 of layer 2 reads, with its queries or values, what head 1 of layer 0 writes."""
-    made = model(seed)
-    output, side = (
-        f"model.layers.{at}_proj.weight" for at in ("0.self_attn.o", f"2.self_attn.{kind}")
-    )
-    written = made._arrays[output].reshape(WIDTH, HEADS, RANK)[:, 1]
-    weight, head = made._arrays[side].reshape(-1, RANK, WIDTH), 2 if kind == "q" else 1
+    checkpoint = model(seed)
+    output = checkpoint._arrays["model.layers.0.self_attn.o_proj.weight"]
+    written = output.reshape(WIDTH, HEADS, RANK)[:, 1]
+    side = checkpoint._arrays[f"model.layers.2.self_attn.{kind}_proj.weight"]
+    weight = side.reshape(-1, RANK, WIDTH)
+    head = 2 if kind == "q" else 1
     size = np.linalg.norm(weight[head])
     weight[head] = written.T / np.linalg.norm(written) * size
-    return made
+    return checkpoint
 
 
 @pytest.mark.parametrize("kind", ["q", "k", "v"])
@@ -96,23 +100,22 @@ def test_a_planted_composition_is_found(kind: str):
     readers = {2} if kind == "q" else {2, 3}  # which share a key head
     first = frame.head(len(readers))
     assert set(first["reader_head"]) == readers
-    assert first.select("kind", "writer_layer", "writer_head", "reader_layer").unique().rows() == [
-        (kind, 0, 1, 2)
-    ]
+    places = first.select("kind", "writer_layer", "writer_head", "reader_layer").unique()
+    assert places.rows() == [(kind, 0, 1, 2)]
     assert (first["p_corrected"] < 1e-9).all()
-    rest = frame.slice(len(readers))
+    remainder = frame.slice(len(readers))
     # Heads of one norm that were not planted.
-    others = rest.filter(~((pl.col("writer_layer") == 0) & (pl.col("writer_head") == 1)))
-    assert others["p_corrected"].min() > 0.01
+    unplanted = remainder.filter(~((pl.col("writer_layer") == 0) & (pl.col("writer_head") == 1)))
+    assert unplanted["p_corrected"].min() > 0.01
 
 
 def test_nothing_is_found_in_random_models():
     tables = [wqk.compose(model(seed)).frame for seed in range(6)]
-    everything = pl.concat(tables)
+    frame = pl.concat(tables)
     assert sum(table["p_corrected"].min() < 0.05 for table in tables) <= 2
-    assert everything["z"].mean() == pytest.approx(0, abs=0.1)
-    assert everything["z"].std() == pytest.approx(1, abs=0.1)
-    assert (everything["p"] < 0.1).mean() == pytest.approx(0.1, abs=0.03)
+    assert frame["z"].mean() == pytest.approx(0, abs=0.1)
+    assert frame["z"].std() == pytest.approx(1, abs=0.1)
+    assert (frame["p"] < 0.1).mean() == pytest.approx(0.1, abs=0.03)
 
 
 def test_every_stage_keeps_its_own_outlying_dimensions():
@@ -131,25 +134,25 @@ def test_every_stage_keeps_its_own_outlying_dimensions():
                     weight[7] *= 40
     table = wqk.compose(model)
     assert table.metadata["outlying"] == {"encoder, width 16": [], "encoder, width 32": [7]}
-    kept, turned = (
-        wqk.compose(model, gamma=gamma).filter(pl.col("reader_layer") == 3).frame["expected"]
-        for gamma in (2.0, NO_OUTLIERS)
-    )
-    assert (kept != turned).all()
+    reads_in_layer_3 = pl.col("reader_layer") == 3
+    kept = wqk.compose(model, gamma=2.0).filter(reads_in_layer_3).frame
+    turned = wqk.compose(model, gamma=NO_OUTLIERS).filter(reads_in_layer_3).frame
+    assert (kept["expected"] != turned["expected"]).all()
 
 
 def scaled(factors: np.ndarray) -> StateDict:
-    """Everything reads and writes each dimension of the stream so many times as much."""
-    made = model(3)
-    for name in made._arrays:
+    """Scale each dimension of the stream, for all readers and writers, by its factor."""
+    checkpoint = model(3)
+    for name in checkpoint._arrays:
         if "proj" in name:
-            made._arrays[name] *= factors[:, None] if "o_proj" in name else factors
-    return made
+            checkpoint._arrays[name] *= factors[:, None] if "o_proj" in name else factors
+    return checkpoint
 
 
 def test_outlying_dimensions_are_no_composition():
-    made = scaled(np.where(np.isin(np.arange(WIDTH), [5, 9]), 4, 1))
-    kept, turned = (wqk.compose(made, gamma=gamma) for gamma in (2.0, NO_OUTLIERS))
+    checkpoint = scaled(np.where(np.isin(np.arange(WIDTH), [5, 9]), 4, 1))
+    kept = wqk.compose(checkpoint, gamma=2.0)
+    turned = wqk.compose(checkpoint, gamma=NO_OUTLIERS)
     assert kept.metadata["outlying"] == {"decoder": [5, 9]}
     assert turned.frame["z"].mean() > 3
     assert abs(kept.frame["z"].mean()) < 0.5
@@ -157,11 +160,9 @@ def test_outlying_dimensions_are_no_composition():
 
 
 def test_a_higher_gamma_leaves_fewer_outlying_dimensions():
-    made = scaled(np.exp(np.linspace(0, 2, WIDTH)))
-    counts = [
-        len(wqk.compose(made, gamma=gamma).metadata["outlying"].get("decoder", ()))
-        for gamma in (0.25, 1.0, 1.5)
-    ]
+    checkpoint = scaled(np.exp(np.linspace(0, 2, WIDTH)))
+    tables = [wqk.compose(checkpoint, gamma=gamma) for gamma in (0.25, 1.0, 1.5)]
+    counts = [len(table.metadata["outlying"].get("decoder", ())) for table in tables]
     assert counts[0] > counts[1] > counts[2]
 
 
@@ -174,32 +175,34 @@ def test_p_values_are_corrected_as_holm_does():
 
 
 def test_memory_for_one_writer_at_a_time_gives_the_same(monkeypatch):
-    whole = wqk.compose(model()).frame
+    frame = wqk.compose(model()).frame
     monkeypatch.setattr(composition, "MEMORY", 1)
     monkeypatch.setattr(composition, "FREE_SHARE", 0)
     done: list[tuple[int, int]] = []
-    parts = wqk.compose(model(), on_progress=lambda *n: done.append(n)).frame
+    frame_by_writer = wqk.compose(model(), on_progress=lambda *n: done.append(n)).frame
     keys = ["kind", "writer_layer", "writer_head", "reader_layer", "reader_head"]
-    assert parts.sort(keys).equals(whole.sort(keys))
+    assert frame_by_writer.sort(keys).equals(frame.sort(keys))
     assert done == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_pruned_head_has_no_score():
-    made = model()
-    made._arrays["model.layers.0.self_attn.o_proj.weight"][:, RANK : 2 * RANK] = 0
-    frame = wqk.compose(made).frame
+    checkpoint = model()
+    checkpoint._arrays["model.layers.0.self_attn.o_proj.weight"][:, RANK : 2 * RANK] = 0
+    frame = wqk.compose(checkpoint).frame
     pruned = frame.filter(writer_layer=0, writer_head=1)
     assert set(pruned["status"]) == {"degenerate"}
     assert pruned["score"].null_count() == pruned["p_corrected"].null_count() == len(pruned)
-    rest = frame.filter(pl.col("status") != "degenerate")
-    assert rest["score"].null_count() == rest["p_corrected"].null_count() == 0
+    scored = frame.filter(pl.col("status") != "degenerate")
+    assert scored["score"].null_count() == scored["p_corrected"].null_count() == 0
     assert frame.tail(len(pruned))["status"].unique().to_list() == ["degenerate"]
 
 
 def joined(frame: pl.DataFrame) -> set[tuple[Any, ...]]:
-    """Which blocks write to which, by stack, attention and layer, and how they are read."""
-    ends = [f"{end}_{of}" for end in ("writer", "reader") for of in ("stack", "attention", "layer")]
-    return {(tuple(row[1:4]), row[0], tuple(row[4:])) for row in frame.select("kind", *ends).rows()}
+    """Writing block, kind and reading block of all pairs; a block is (stack, attention, layer)."""
+    writer = ("writer_stack", "writer_attention", "writer_layer")
+    reader = ("reader_stack", "reader_attention", "reader_layer")
+    rows = frame.select("kind", *writer, *reader).rows()
+    return {(tuple(row[1:4]), row[0], tuple(row[4:])) for row in rows}
 
 
 def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
@@ -211,25 +214,23 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
     table = wqk.compose(transformers.T5Model(config))
     pairs = joined(table.frame)
     crossing = {pair for pair in pairs if pair[0][0] != pair[2][0]}
-    assert crossing == {
-        (("encoder", "self", i), kind, ("decoder", "cross", j))
-        for i in (0, 1)
-        for j in (0, 1)
-        for kind in "kv"
-    }
+    encoders = [("encoder", "self", 0), ("encoder", "self", 1)]
+    decoders = [("decoder", "cross", 0), ("decoder", "cross", 1)]
+    assert crossing == set(itertools.product(encoders, "kv", decoders))
     within = {pair for pair in pairs if pair[0][0] == "decoder"}
-    order = [("decoder", kind, layer) for layer in (0, 1) for kind in ("self", "cross")]
-    assert within == {
-        (writer, kind, reader)
-        for n, writer in enumerate(order)
-        for reader in order[n + 1 :]
-        for kind in ("q" if reader[1] == "cross" else "qkv")
-    }
-    # The pairs of a head of one stack are without those of the other stack's head of that number.
-    every = joined(table.around(1, 0).frame)
+    order = [("decoder", "self", 0), decoders[0], ("decoder", "self", 1), decoders[1]]
+    expected = set()
+    for writer, reader in itertools.combinations(order, 2):
+        kinds = "q" if reader[1] == "cross" else "qkv"
+        expected.update((writer, kind, reader) for kind in kinds)
+    assert within == expected
+    # Pairs of a head in one stack are without the pairs of the other stack's head of that number.
+    of_both_stacks = joined(table.around(1, 0).frame)
     of_decoder = joined(table.around(1, 0, stack="decoder").frame)
-    assert of_decoder == {pair for pair in every if ("decoder", "self", 1) in (pair[0], pair[2])}
-    assert of_decoder < every
+    assert of_decoder == {
+        pair for pair in of_both_stacks if ("decoder", "self", 1) in (pair[0], pair[2])
+    }
+    assert of_decoder < of_both_stacks
 
 
 @pytest.mark.parametrize("memory", [composition.MEMORY, 1])
@@ -259,8 +260,8 @@ def test_nothing_is_paired_across_an_unknown_projection(memory, monkeypatch):
 def test_a_layer_that_is_applied_again_reads_itself():
     import transformers
 
-    chosen = sizes(16, 4, 2, vocab_size=11, embedding_size=8, num_hidden_groups=1)
-    config = transformers.AlbertConfig(**chosen, intermediate_size=8)
+    architecture = sizes(16, 4, 2, vocab_size=11, embedding_size=8, num_hidden_groups=1)
+    config = transformers.AlbertConfig(**architecture, intermediate_size=8)
     pairs = joined(wqk.compose(transformers.AlbertModel(config), kind="q").frame)
     assert pairs == {(("encoder", "self", 0), "q", ("encoder", "self", 0))}
 
@@ -285,22 +286,24 @@ def test_what_does_not_compose_is_refused(call: Any, message: str):
 
 def copied(name: str) -> np.ndarray:
     """A tensor of the model that copies."""
-    (found,) = open_checkpoint(COPIER).read([wqk.checkpoints.Part(name)])
-    return found.astype(np.float64)
+    (tensor,) = open_checkpoint(COPIER).read([wqk.checkpoints.Part(name)])
+    return tensor.astype(np.float64)
 
 
 def attention_of_the_copier(tokens: np.ndarray) -> list[np.ndarray]:
     """The attention of both layers of the model that copies, (H, N, N) each, in plain NumPy."""
-    stream, found = copied("model.embed_tokens.weight")[tokens], []
+    stream = copied("model.embed_tokens.weight")[tokens]
+    attentions: list[np.ndarray] = []
     for layer, written in enumerate(matrices(COPIER, "ov")):
         gain = copied(f"model.layers.{layer}.input_layernorm.weight")
         x = stream / np.sqrt((stream**2).mean(-1, keepdims=True) + 1e-6) * gain
         logits = wqk.open(COPIER)[layer].logits(x, x)
         logits = np.where(np.tri(len(tokens), dtype=bool), logits, -np.inf)
         weight = np.exp(logits - logits.max(-1, keepdims=True))
-        found.append(weight / weight.sum(-1, keepdims=True))
-        stream = stream + (found[-1] @ (x @ written)).sum(0)
-    return found
+        attention = weight / weight.sum(-1, keepdims=True)
+        attentions.append(attention)
+        stream = stream + (attention @ (x @ written)).sum(0)
+    return attentions
 
 
 def test_the_first_pair_is_the_previous_token_head_and_an_induction_head():
@@ -332,12 +335,14 @@ def test_the_neighbors_of_a_head_are_listed():
 @pytest.mark.parametrize("through", [None, (0, 2)])
 def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, through: Any):
     matches = wqk.match_tokens(COPIER, 1, 3, circuit=circuit, through=through, top=5)
-    matrix = matrices(COPIER, circuit)[1][3] * (16**-0.5 if circuit == "qk" else 1)
+    scale = 16**-0.5 if circuit == "qk" else 1
+    matrix = matrices(COPIER, circuit)[1][3] * scale
     if through is not None:
         written = matrices(COPIER, "ov")[0][2]
         matrix = matrix @ written.T if circuit == "qk" else written @ matrix
     last = copied("lm_head.weight" if circuit == "ov" else "model.embed_tokens.weight")
     scores = copied("model.embed_tokens.weight") @ matrix @ last.T
-    found = [scores[pair.query, pair.key] for pair in matches.largest]
-    np.testing.assert_allclose(found, -np.sort(-scores.ravel())[:5])
-    np.testing.assert_allclose([pair.score for pair in matches.largest], found, rtol=1e-4)
+    expected = [scores[pair.query, pair.key] for pair in matches.largest]
+    np.testing.assert_allclose(expected, -np.sort(-scores.ravel())[:5])
+    actual = [pair.score for pair in matches.largest]
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)

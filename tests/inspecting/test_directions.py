@@ -78,7 +78,8 @@ def test_directions_are_singular_vectors_of_the_dense_form(circuit: Literal["qk"
 def test_directions_in_the_command() -> None:
     place = ("tokens", INDUCTION, "--layer", "1", "--head", "2")
     assert "σ" in run(*place, "--directions").output
-    rows = list(csv.DictReader(io.StringIO(run(*place, "--directions", "2", "--csv").stdout)))
+    printed = run(*place, "--directions", "2", "--csv").stdout
+    rows = list(csv.DictReader(io.StringIO(printed)))
     assert {row["direction"] for row in rows} == {"0", "1"}
     assert {row["end"] for row in rows} == {"plus", "minus"}
     assert "did you mean --directions?" in run(*place, "--svd", exits=2).stderr

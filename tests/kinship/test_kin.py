@@ -45,16 +45,14 @@ def weights(seed: int, layers: int = L, groups: int = H, d: int = D) -> Weights:
 
 
 def opened(model: Weights, dtype: str = "float32", name: str = "toy") -> StateDict:
-    (query, key), *_ = model
+    query, key = model[0]
     config = sizes(query.shape[-1], len(model), len(query), head_dim=R, rope_theta=10_000.0)
     config |= {"model_type": "llama", "num_key_value_heads": len(key)}
-    tensors = {
-        f"model.layers.{layer}.self_attn.{side}_proj.weight": value.reshape(
-            -1, value.shape[-1]
-        ).astype(dtype)
-        for layer, pair in enumerate(model)
-        for side, value in zip("qk", pair, strict=True)
-    }
+    tensors = {}
+    for layer, (query, key) in enumerate(model):
+        prefix = f"model.layers.{layer}.self_attn"
+        tensors[f"{prefix}.q_proj.weight"] = query.reshape(-1, query.shape[-1]).astype(dtype)
+        tensors[f"{prefix}.k_proj.weight"] = key.reshape(-1, key.shape[-1]).astype(dtype)
     return StateDict(tensors, config, name)
 
 
@@ -64,7 +62,7 @@ def prints(model: Weights) -> list[Fingerprint]:
     return [block for block in fingerprints_or_none if block is not None]
 
 
-# Changes of a model that shares something with what it was.
+# Changes of a model that leave something in common with the original.
 
 
 def rotated(model: Weights) -> Weights:
@@ -75,11 +73,12 @@ def rotated(model: Weights) -> Weights:
 
 def reheaded(model: Weights) -> Weights:
     random = np.random.default_rng(2)
-    orders = [random.permutation(len(k)) for _, k in model]
-    return [
-        (q.reshape(len(k), -1, R, q.shape[-1])[order].reshape(q.shape), k[order])
-        for (q, k), order in zip(model, orders, strict=True)
-    ]
+    reheaded_model = []
+    for query, key in model:
+        order = random.permutation(len(key))
+        groups = query.reshape(len(key), -1, R, query.shape[-1])
+        reheaded_model.append((groups[order].reshape(query.shape), key[order]))
+    return reheaded_model
 
 
 def turned(model: Weights) -> Weights:
@@ -102,17 +101,24 @@ def _turn(weight: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 def noisy(model: Weights, size: float = 1.0) -> Weights:
     random = np.random.default_rng(4)
-    return [
-        (
-            q + size * q.std() * random.standard_normal(q.shape),
-            k + size * k.std() * random.standard_normal(k.shape),
-        )
-        for q, k in model
-    ]
+    noisy_model = []
+    for query, key in model:
+        query_noise = size * query.std() * random.standard_normal(query.shape)
+        key_noise = size * key.std() * random.standard_normal(key.shape)
+        noisy_model.append((query + query_noise, key + key_noise))
+    return noisy_model
 
 
 def rescaled(model: Weights) -> Weights:
     return [(q * 4.0, k / 4.0) for q, k in model]
+
+
+def mixed(model: Weights) -> Weights:
+    """Average of a model and of an unrelated model."""
+    mixed_model = []
+    for (query, key), (far_query, far_key) in zip(model, weights(99), strict=True):
+        mixed_model.append((0.6 * query + 0.4 * far_query, 0.6 * key + 0.4 * far_key))
+    return mixed_model
 
 
 CHILDREN: dict[str, Callable[[Weights], Weights]] = {
@@ -129,10 +135,7 @@ CHILDREN: dict[str, Callable[[Weights], Weights]] = {
     "more layers": lambda m: m[:3] + m[1:],
     "layers in another order": lambda m: m[::-1],
     "fewer heads": lambda m: [(q[1:4], k[1:4]) for q, k in m],
-    "mixed": lambda m: [
-        (0.6 * q + 0.4 * x, 0.6 * k + 0.4 * y)
-        for (q, k), (x, y) in zip(m, weights(99), strict=True)
-    ],
+    "mixed": mixed,
 }
 
 
@@ -146,18 +149,18 @@ def enough_renumberings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pairs_are_traces_of_dense_products(groups: int) -> None:
     model = weights(0, groups=groups)
     for (q, k), block in zip(model, prints(model), strict=True):
-        keys = k.repeat(H // groups, axis=0)
-        forms = [
-            query.T.astype(np.float32).astype(float) @ key.astype(np.float32)
-            for query, key in zip(q, keys, strict=True)
-        ]
-        norms = np.array([np.linalg.norm(form) for form in forms])
-        transposed = np.array([[np.trace(a @ b) for b in forms] for a in forms])
-        straight = np.array([[np.trace(a @ b.T) for b in forms] for a in forms])
-        for cosines, traces in zip(block.pairs, (transposed, straight), strict=True):
-            np.testing.assert_allclose(cosines, traces / np.outer(norms, norms), atol=1e-6)
+        keys = k.repeat(H // groups, axis=0).astype(np.float32)
+        queries = q.astype(np.float32).astype(float)
+        forms = queries.mT @ keys
+        norms = np.linalg.norm(forms, axis=(1, 2))
+        scales = np.outer(norms, norms)
+        transposed = np.einsum("ade,bed->ab", forms, forms)
+        straight = np.einsum("ade,bde->ab", forms, forms)
+        np.testing.assert_allclose(block.pairs[0], transposed / scales, atol=1e-6)
+        np.testing.assert_allclose(block.pairs[1], straight / scales, atol=1e-6)
+        assert len(block.pairs) == 2
         np.testing.assert_allclose(block.norms, norms, rtol=1e-6)
-        np.testing.assert_allclose(block.forms, np.stack(forms)[:, :D, :D], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(block.forms, forms[:, :D, :D], rtol=1e-4, atol=1e-4)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, H]), st.floats(1e-20, 1e20))
@@ -175,7 +178,8 @@ def test_each_part_ignores_the_other_two_changes(seed: int, groups: int, scale: 
     np.testing.assert_allclose(block.grams, block_rotated.grams, atol=2e-5)
     size = np.abs(block.forms).max()
     np.testing.assert_allclose(block.forms / size, block_turned.forms / size, atol=2e-5)
-    form, reheaded_form = (x.forms.sum(axis=0) / size for x in (block, block_reheaded))
+    form = block.forms.sum(axis=0) / size
+    reheaded_form = block_reheaded.forms.sum(axis=0) / size
     np.testing.assert_allclose(form, reheaded_form, atol=2e-5)
     np.testing.assert_allclose(block.pairs, block_large.pairs, atol=2e-5)
     np.testing.assert_allclose(block_large.norms / scale**2, block.norms, rtol=1e-4)
@@ -205,13 +209,14 @@ def test_all_three_renumberings_at_once_leave_only_singular_values() -> None:
 
 def test_wide_heads_are_compared_straight_within_their_key_head(monkeypatch):
     parent = weights(0, groups=2)
-    (whole, *_), group = prints(parent), np.arange(H) // 3
+    block = prints(parent)[0]
+    group = np.arange(H) // 3
     monkeypatch.setattr(fingerprints, "WIDE", 0)
-    (wide, *_) = prints(parent)
-    np.testing.assert_allclose(wide.pairs[0], whole.pairs[0], rtol=1e-5, atol=1e-7)
-    np.testing.assert_array_equal(np.isnan(wide.pairs[1]), group[:, None] != group)
+    wide_block = prints(parent)[0]
+    np.testing.assert_allclose(wide_block.pairs[0], block.pairs[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(np.isnan(wide_block.pairs[1]), group[:, None] != group)
     near = group[:, None] == group
-    np.testing.assert_allclose(wide.pairs[1][near], whole.pairs[1][near], atol=1e-6)
+    np.testing.assert_allclose(wide_block.pairs[1][near], block.pairs[1][near], atol=1e-6)
     for child in (rotated(parent), turned(rotated(parent))):
         assert wqk.kin(opened(parent), opened(child)).related
 
@@ -260,10 +265,13 @@ def test_what_two_models_share_by_depth_is_no_kinship() -> None:
 def test_grouped_heads_are_permuted_with_their_key_head() -> None:
     # If two query heads share a key head, a shuffle of all heads would separate pairs that share a
     # key. The cosines of such pairs are large in any model: unrelated models would seem to agree.
-    a, b = ([prints(weights(seed, groups=3))[0]] for seed in (0, 1))
-    assert not isinstance(renumber(TESTS["heads"], a, b, 999, np.random.default_rng(0)), str)
+    reference = [prints(weights(0, groups=3))[0]]
+    candidate = [prints(weights(1, groups=3))[0]]
+    test = TESTS["heads"]
+    result = renumber(test, reference, candidate, 999, np.random.default_rng(0))
+    assert not isinstance(result, str)
     # 3! orders of groups times 2 orders within each of 3 groups: p is at least 1 / 48.
-    agreement = renumber(TESTS["heads"], a, a, 4999, np.random.default_rng(0))
+    agreement = renumber(test, reference, reference, 4999, np.random.default_rng(0))
     assert not isinstance(agreement, str)
     actual = agreement.layers[0, 0]
     share = float(np.mean(agreement.layers[:, 0] >= actual * (1 - 1e-5)))
@@ -272,10 +280,10 @@ def test_grouped_heads_are_permuted_with_their_key_head() -> None:
 
 def trained(start: Weights, amount: float, seed: int) -> Weights:
     """Imitate training: add weights of this size relative to the start."""
-    return [
-        (q + amount * x, k + amount * y)
-        for (q, k), (x, y) in zip(start, weights(seed), strict=True)
-    ]
+    trained_model = []
+    for (query, key), (query_step, key_step) in zip(start, weights(seed), strict=True):
+        trained_model.append((query + amount * query_step, key + amount * key_step))
+    return trained_model
 
 
 def test_the_kind_describes_the_change_of_the_forms() -> None:
@@ -316,16 +324,19 @@ def with_embeddings(model: Weights, table: np.ndarray) -> StateDict:
     return StateDict(tensors | {"model.embed_tokens.weight": table}, checkpoint.config, "toy")
 
 
+def with_sizes(model: Weights, sizes: np.ndarray) -> list[Fingerprint]:
+    """Fingerprints of a model whose coordinates of the stream have these sizes."""
+    return prints([(query * sizes, key * sizes) for query, key in model])
+
+
 def test_the_same_outlying_coordinates_are_no_agreement() -> None:
     """Unrelated models with three coordinates ten times as large."""
     ps = []
     for seed in range(12):
         sizes = np.ones(D)
         sizes[np.random.default_rng(seed).permutation(D)[:3]] = 10
-        reference, candidate = (
-            prints([(q * sizes, k * sizes) for q, k in weights(1000 + 2 * seed + offset)])
-            for offset in range(2)
-        )
+        reference = with_sizes(weights(1000 + 2 * seed), sizes)
+        candidate = with_sizes(weights(1001 + 2 * seed), sizes)
         ps.append(gather(reference, candidate, 199).coordinates_p)
     assert np.median(ps) > 0.1
     assert sum(p <= 0.05 for p in ps if p is not None) <= 3
@@ -335,11 +346,13 @@ def test_shared_coordinates_are_not_called_a_relation() -> None:
     """Weights that are drawn independently over the same outlying directions of the stream."""
     random = np.random.default_rng(0)
     mixing = np.eye(D) + 0.5 * random.standard_normal((D, D))
-    drawn = [[(q @ mixing, k @ mixing) for q, k in weights(seed)] for seed in range(6)]
+    models = []
+    for seed in range(6):
+        models.append([(query @ mixing, key @ mixing) for query, key in weights(seed)])
     outlying = 10 * random.standard_normal(D)  # of every row
     tables = [outlying + random.standard_normal((300, D)) for _ in range(2)]
-    found_by_text = Counter[str]()
-    for reference, candidate in zip(drawn[::2], drawn[1::2], strict=True):
+    count_by_text = Counter[str]()
+    for reference, candidate in zip(models[::2], models[1::2], strict=True):
         for table, text in ((tables[0], "are equal (100%"), (tables[1], "are not alike")):
             pair = with_embeddings(reference, tables[0]), with_embeddings(candidate, table)
             kinship = wqk.kin(*pair)
@@ -347,10 +360,10 @@ def test_shared_coordinates_are_not_called_a_relation() -> None:
             assert f"oken embeddings {text}" in repr(kinship)
             assert kinship.kind is None
             assert kinship.matches == ()
-            found_by_text[text] += 1
-    assert set(found_by_text.values()) == {3}
+            count_by_text[text] += 1
+    assert set(count_by_text.values()) == {3}
     near = tables[0] + 0.1 * random.standard_normal(tables[0].shape)
-    kinship = wqk.kin(with_embeddings(drawn[0], tables[0]), with_embeddings(drawn[1], near))
+    kinship = wqk.kin(with_embeddings(models[0], tables[0]), with_embeddings(models[1], near))
     assert "oken embeddings are nearly equal (correlation" in repr(kinship)
 
 
@@ -427,9 +440,12 @@ def test_the_change_of_a_layer_is_the_median_of_its_heads() -> None:
     heads = (0, 1, 2, None)
     match = LayerMatch("decoder", 0, "decoder", 0, 0.001, heads, (0.1, 0.2, 0.9, None))
     assert match.change == 0.2
-    layers = tuple(replace(match, layer=n, changes=(c,)) for n, c in enumerate((0.1, 0.2, 0.9)))
+    matches = tuple(
+        replace(match, layer=layer, changes=(change,))
+        for layer, change in enumerate((0.1, 0.2, 0.9))
+    )
     kinship = wqk.kin(opened(weights(0)), opened(weights(0)))
-    assert replace(kinship, matches=layers).change == 0.2
+    assert replace(kinship, matches=matches).change == 0.2
 
 
 def test_a_shared_initialization_is_seen_after_long_training() -> None:
@@ -477,7 +493,8 @@ def test_fixed_numberings_are_left_out() -> None:
         }
         return StateDict(tensors, config, "bloom")
 
-    tests = {t.name: t for t in wqk.kin(bloom(0), bloom(1)).tests}
+    kinship = wqk.kin(bloom(0), bloom(1))
+    tests = {test.name: test for test in kinship.tests}
     assert tests["heads"].p is None
     assert "linear biases" in tests["heads"].left_out
     assert tests["coordinates"].p is not None
@@ -503,13 +520,13 @@ def test_bad_input_is_refused() -> None:
     broken[1][0][2, 3, 4] = np.nan
     with pytest.raises(NonFiniteWeights):
         wqk.kin(model, opened(broken))
-    nothing = [(q[:1, :2], k[:1, :2]) for q, k in weights(0, d=20)]
+    narrow = [(q[:1, :2], k[:1, :2]) for q, k in weights(0, d=20)]
     config = sizes(20, L, 1, model_type="bert")
-    tensors = {
-        f"encoder.layer.{layer}.attention.self.{side}.weight": np.tile(value[0], (10, 1))
-        for layer, pair in enumerate(nothing)
-        for side, value in zip(("query", "key"), pair, strict=True)
-    }
+    tensors = {}
+    for layer, (query, key) in enumerate(narrow):
+        prefix = f"encoder.layer.{layer}.attention.self"
+        tensors[f"{prefix}.query.weight"] = np.tile(query[0], (10, 1))
+        tensors[f"{prefix}.key.weight"] = np.tile(key[0], (10, 1))
     with pytest.raises(CheckpointError, match="no numbering in common"):
         wqk.kin(model, StateDict(tensors, config, "other"))
 
