@@ -332,9 +332,10 @@ def test_each_cause_is_said_once_with_its_layers() -> None:
     done = run("same", *map(str, map(wqk.demo_model, ("encoder", "decoder"))), exits=1)
     lines = [line for line in done.stdout.splitlines() if line.endswith("layers 0-3")]
     assert lines == [
-        "different weights, encoder self, layers 0-3",
-        "mask: none against causal, encoder self, layers 0-3",
+        "• different weights, encoder self, layers 0-3",
+        "• mask: none against causal, encoder self, layers 0-3",
     ]
+    assert done.stdout.count("different weights") == 1
 
 
 def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):

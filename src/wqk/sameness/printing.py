@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 MOST_TENSORS = 8
 # The footnote of the table of distances.
 DISTANCE = (
-    "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off, and the farthest layer; "
+    "relative distance, ‖reference − candidate‖ / ‖reference‖, of the head that differs most; "
     "N tokens from query to key"
 )
 
 
 def printed(comparison: Comparison) -> Iterator[Any]:
-    """Yield the verdict, then the distances, each cause with its layers, and the repair."""
+    """Yield the verdict, then each cause with its layers, the distances, and the repair."""
     yield Text.assemble((comparison.reference, "bold"), "  and  ", (comparison.candidate, "bold"))
-    yield outcome(comparison)
+    yield outcome(comparison, with_causes=False)
     for note in comparison.notes:
         yield Text(note, style="dim")
+    yield from map(_line_of_cause, comparison.causes)
+    yield from _unexplained_tensors(comparison)
     for blocks in comparison.alone:
         yield f"only in {blocks.model}: {places_in_words(blocks.places)}"
+    if comparison.adapter:
+        yield comparison.adapter
     if comparison.different_blocks:
         yield table_of_distances(comparison)
         yield Text(DISTANCE, style="dim")
-    if comparison.adapter:
-        yield comparison.adapter
-    yield from map(_line_of_cause, comparison.causes)
-    yield from _unexplained_tensors(comparison)
     if comparison.repair:
         yield ""
         yield _code(commented(comparison.repair))
@@ -51,14 +51,15 @@ def _line_of_cause(cause: Cause) -> Text:
     """Return the reason of a cause, its sides and its layers."""
     sides = " and ".join(cause.mismatch.sides)
     sides_in_brackets = f" ({sides})" if sides else ""
-    return Text.assemble((cause.mismatch.reason, "bold"), f"{sides_in_brackets}, {cause.where}")
+    place = f"{sides_in_brackets}, {cause.where}"
+    return Text.assemble("• ", (cause.mismatch.reason, "bold"), place)
 
 
 def _unexplained_tensors(comparison: Comparison) -> Iterator[Text | str]:
     """Yield a line for each of the first tensors without a known cause."""
     tensors = comparison.unexplained
     for tensor in tensors[:MOST_TENSORS]:
-        yield Text.assemble((tensor.title, "bold"), f"  {tensor.reason or tensor.outcome}")
+        yield Text.assemble("• ", (tensor.title, "bold"), f": {tensor.reason or tensor.outcome}")
     remaining = len(tensors) - MOST_TENSORS
     if remaining > 0:
         yield f"and {remaining} more tensors that differ (--json lists them)"

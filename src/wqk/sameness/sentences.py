@@ -29,17 +29,20 @@ MOST_SETTINGS = 3
 MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
 
 
-def outcome(comparison: Comparison) -> str:
-    """Return the outcome of a comparison in one sentence."""
+def outcome(comparison: Comparison, *, with_causes: bool = True) -> str:
+    """Return the outcome of a comparison in one sentence.
+
+    Without causes, blocks that differ are only counted: the printed lines list their causes.
+    """
     if comparison.verdict is Verdict.DIFFERENT:
-        return _differences(comparison)
+        return _differences(comparison, with_causes)
     if comparison.verdict is Verdict.NOT_DECIDED:
         return _doubts(comparison)
     return _sameness(comparison)
 
 
-def _differences(comparison: Comparison) -> str:
-    parts = [_different_blocks(comparison)]
+def _differences(comparison: Comparison, with_causes: bool) -> str:
+    parts = [_different_blocks(comparison, with_causes)]
     parts += [_lone_blocks(blocks) for blocks in comparison.alone]
     parts += [_different_tensors(comparison), _different_settings(comparison)]
     differences = "; ".join(part for part in parts if part)
@@ -88,17 +91,19 @@ def _largest_distance(comparison: Comparison) -> str:
     )
 
 
-def _different_blocks(comparison: Comparison) -> str:
+def _different_blocks(comparison: Comparison, with_causes: bool) -> str:
     """Return the number of blocks that differ, their causes and distances; or nothing."""
     differing = comparison.different_blocks
     if not differing:
         return ""
-    causes = [_name_of_cause(cause) for cause in comparison.causes if cause.places]
     distances = [block.farthest for block in differing]
     low, high = min(distances), max(distances)
     spread = f"up to {high:.2g}" if high <= 2 * low else f"{low:.2g} to {high:.2g}"
     distance = f" (relative distance {spread})" if high > 0 else ""
     count = f"{len(differing)} of {len(comparison.blocks)} blocks differ"
+    if not with_causes:
+        return f"{count}{distance}"
+    causes = [_name_of_cause(cause) for cause in comparison.causes if cause.places]
     return f"{count}: {'; '.join(dict.fromkeys(causes))}{distance}"
 
 
