@@ -1,6 +1,6 @@
 """The table of the page "Check a conversion", from the mistakes that the tests plant.
 
-Each row makes its mistake on a tiny model, compares the two, and prints what `wqk same` says.
+Each row makes its mistake on a tiny model, compares the two, and prints the cause and the repair.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 HEAD = """\
-| what was done | reported in | what `wqk same` says | and prints |
+| what was done | reported in | cause that `wqk same` names | repair |
 |:--|:--|:--|:--|
 """
 
@@ -45,10 +45,11 @@ def rows() -> Iterator[str]:
 
 
 def statement(mismatch: Mismatch) -> str:
-    """Return the statement of a repair that edits one weight ``w``, or one setting."""
+    """Return the statements of a repair: of one weight ``w``, one layer, or one setting."""
     step = mismatch.steps[0]
     code = step.edit.code() if isinstance(step, Change) else step.code()
-    return code.replace("\n", "; ")
+    statements = [line.strip() for line in code.splitlines() if not line.startswith("for layer")]
+    return "; ".join(statements)
 
 
 def _link(thread: str) -> str:

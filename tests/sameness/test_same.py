@@ -186,7 +186,7 @@ FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str], str]] = {
         edited(lambda q: q.reshape(G, H // G, *q.shape[1:]).swapaxes(0, 1), "q"),
         {},
         ["other pairing of query and key heads"],
-        "query head h belongs to key head h mod 2, is read with h // 3",
+        "query head h belongs to key head h mod 2; the candidate is read with key head h // 3",
     ),
     "factor": (edited(lambda q: q * np.sqrt(R), "q"), {}, ["scaled"], "scaled by 2.828 = √8"),
     "noise": (edited(lambda q: q + noise(q.shape, 1.0), "q"), {}, ["different weights"], ""),
@@ -268,7 +268,10 @@ def test_a_pairing_without_a_rule_is_told_head_by_head(order: list[int], belong:
     mended = np.argsort(order).tolist()
     stored = edited(lambda q: q[order], "q")
     (mismatch,) = same(opened(llama()), opened(stored)).blocks[0].mismatches
-    assert f"query heads 0 1 2 3 4 5 belong to key heads {belong}, is read" in mismatch.reason
+    assert (
+        f"query heads 0 1 2 3 4 5 belong to key heads {belong}; the candidate is read"
+        in mismatch.reason
+    )
     assert f"w.unflatten(0, (-1, 8))[{mended}]" in mismatch.repair
     facts = mismatch.facts
     assert (facts["query_heads"], facts["key_heads"], facts["groups"]) == (

@@ -622,7 +622,7 @@ def find_vector(pair: WeightPair) -> Finding | None:
         description = f"{prefix}gains are read as stored, but are differences from 1"
         return pair.finding(kind, description, Offset(1.0))
     if plural == "gains" and same_numbers(expected, actual - 1):
-        description = f"{prefix}gains have 1 added that were not differences from 1"
+        description = f"{prefix}1 was added to gains that are not stored as differences from 1"
         return pair.finding(kind, description, Offset(-1.0))
     if plural == "gains" and np.ptp(actual) == 0:
         return pair.finding(kind, f"{prefix}gains were not converted (all are {actual[0]:g})")
@@ -788,9 +788,9 @@ def _exchange(pair: WeightPair, other: WeightPair, swapped: Mapping[str, str]) -
     description = f"{short(pair.name)} and {short(other.name)} have changed places"
     if sides == {"query", "key"} and pair.role.part == "weight":
         kind = Kind.EXCHANGED
-        description = "transposed: queries and keys have changed places"
+        description = "queries and keys have changed places"
     if moved:
-        description += ", biases too"
+        description += " with their biases"
     scored = tuple(side for side in ("query", "key") if side in sides)
     return Finding(kind, description, {}, pair, sides=scored, swapped=places)
 
@@ -831,7 +831,7 @@ def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
     if all(bias is not None and not bias.right for bias in biases):
         names = tuple(bias.name for bias in biases if bias is not None)
         recuts.append(Recut(names, tuple(lengths), name.edit.order))
-    description = f"queries, keys and values: of one fused weight, whose rows {name.description}"
+    description = f"queries, keys and values are cut from one weight whose rows {name.description}"
     return Finding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
 
 

@@ -172,7 +172,7 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
         "key_heads": tuple(key_of_query.values()),
         "groups": groups,
     }
-    reason = f"{Kind.PAIRING}: {rule}, is read with h // {share}"
+    reason = f"{Kind.PAIRING}: {rule}; the candidate is read with key head h // {share}"
     return Mismatch(Kind.PAIRING, reason, sides=("query",), facts=facts)
 
 

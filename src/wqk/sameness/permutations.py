@@ -293,7 +293,7 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
         if np.array_equal(moved[sampled], rows[sampled]) and np.array_equal(moved, rows):
             names = [sizes.factors.get(n, str(n)) if n > 2 else str(n) for n in shape]
             actual, expected = " × ".join(names), " × ".join(names[axis] for axis in order)
-            description = f"lie as {actual}, should as {expected}"
+            description = f"lie as {actual}; expected as {expected}"
             return NamedOrder(description, Permute(0, Axes(shape, order)))
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
@@ -344,7 +344,7 @@ def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder 
             if np.array_equal(sections.indices(len(rows)), rows):
                 actual = _in_shards(count, groups, order)
                 expected = _in_shards(shards, groups, (0, 1, 2))
-                return NamedOrder(f"lie {actual}, should {expected}", Permute(0, sections))
+                return NamedOrder(f"lie {actual}; expected {expected}", Permute(0, sections))
     return name_permutation(rows, sizes)
 
 
