@@ -32,8 +32,6 @@ NOT_YET = (
     "src/wqk/sameness/finders.py",
     "src/wqk/sameness/folded_mixers.py",
     "src/wqk/sameness/merges.py",
-    "src/wqk/sameness/same.py",
-    "src/wqk/sameness/tensor_causes.py",
     "src/wqk/sameness/weighted_sums.py",
     "src/wqk/scanning/surveys/watch.py",
 )

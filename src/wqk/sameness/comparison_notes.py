@@ -1,0 +1,113 @@
+"""Notes of a comparison, and the settings that differ besides those of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from wqk.attention.rounding import NARROWER, grid
+from wqk.checkpoints import Checkpoint
+from wqk.families import AttentionPlan
+from wqk.model import Model
+from wqk.sameness import configured
+from wqk.sameness.alignment import Alignment
+from wqk.sameness.mismatches import Mismatch
+from wqk.sameness.missing_tensors import missing_in_both
+from wqk.sameness.outside import absent_towers
+from wqk.sameness.weights import Pair
+
+# Names of number types in notes.
+TYPES = {
+    "F8_E5M2": "float8 (e5m2)",
+    "F8_E4M3": "float8 (e4m3)",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+}
+
+
+def notes_on(
+    models: Sequence[Model], alignment: Alignment, notes_on_heads: Sequence[str]
+) -> Iterator[str]:
+    """Yield notes on parts that were not compared, and on numbers that were rounded.
+
+    ``notes_on_heads`` are those of the comparison of blocks.
+    """
+    yield from _unknown_parts(alignment.pairs)
+    for model, plan in zip(models, alignment.anchor, strict=True):
+        narrower = _narrower_type(model.checkpoint, plan)
+        if narrower is not None:
+            yield f"{model.checkpoint.name}: {narrower}"
+    yield from missing_in_both(models, alignment.pairs)
+    yield from notes_on_heads
+    yield from absent_towers(models)
+
+
+def _unknown_parts(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yield a note on the parts of attention that a guess, or a family, does not know."""
+    plans = [plan for pair in pairs for plan in pair]
+    if any(plan.rule.guess for plan in plans):
+        yield (
+            "not compared, because a family was guessed from tensor names and does not know them: "
+            "mask, window, rotary positions and the order of their pairs, the score's scale, and "
+            "norms that one side leaves open"
+        )
+    elif any(plan.rotation_unknown for plan in plans):
+        yield "not compared, because a family only names them: rotary positions"
+
+
+def _narrower_type(checkpoint: Checkpoint, plan: AttentionPlan) -> str | None:
+    """Return a note on the type that the query weight was rounded to, if it is narrower."""
+    part = plan.query.projection.roles[""]
+    stored = checkpoint.info(part.name).dtype
+    if stored not in NARROWER:
+        return None
+    (values,) = checkpoint.read([part])
+    rounded = grid(stored, values)
+    if rounded == stored:
+        return None
+    return f"values are rounded to {TYPES[rounded]}, though stored as {stored}"
+
+
+class DifferingSettings(NamedTuple):
+    """Settings that differ, besides those of blocks.
+
+    Attributes
+    ----------
+    compared
+        The settings that count, as causes.
+    not_compared
+        The keys of the other settings.
+    """
+
+    compared: tuple[Mismatch, ...]
+    not_compared: tuple[str, ...]
+
+
+def settings_that_differ(models: Sequence[Model], everything: bool) -> DifferingSettings:
+    """Return the settings that differ besides those of blocks.
+
+    Without ``everything``, only settings of attention are compared. A setting that only one of two
+    configurations contains is not compared.
+    """
+    causes = {
+        cause.facts["name"]: cause for cause in configured.further_settings(models, everything)
+    }
+    compared: list[Mismatch] = []
+    not_compared: list[str] = []
+    for name, cause in causes.items():
+        if everything or configured.of_attention(name, models):
+            compared.append(cause)
+        else:
+            not_compared.append(name)
+    not_compared += configured.lost_settings(models)
+    return DifferingSettings(tuple(compared), tuple(not_compared))
+
+
+def formats_of_one_model(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """Return the formats with few bits that only one of the two models has for forms."""
+    formats: tuple[set[str], set[str]] = (set(), set())
+    for reference, candidate in pairs:
+        formats[0].update(reference.quantized)
+        formats[1].update(candidate.quantized)
+    return tuple(sorted(formats[0] ^ formats[1]))

@@ -1,0 +1,444 @@
+"""Search for the change of tensors outside attention that are not as expected.
+
+Whole tensors are recognized first (`wqk.sameness.origins`), then an edit is searched for each
+remaining tensor, then the rows of several tensors of one module are searched for together.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints import Checkpoint, Part
+from wqk.checkpoints.adapters import module_of
+from wqk.errors import CheckpointError
+from wqk.sameness.contents import compare_stored
+from wqk.sameness.edits import (
+    Edit,
+    FirstRows,
+    Listed,
+    Logarithm,
+    Offset,
+    Order,
+    Permute,
+    Scale,
+    Take,
+    Transpose,
+)
+from wqk.sameness.execution import Arrays, run
+from wqk.sameness.finders import order_of_entries
+from wqk.sameness.matching import permutation, same_numbers
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.origins import Origin, find_origins
+from wqk.sameness.permutations import Sizes, name_permutation
+from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
+from wqk.sameness.tensor_roles import layer_of
+from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, LEFT, SAME_FACTOR, TINY, WHOLE
+from wqk.sameness.weight_pairs import short
+
+# Tensors with more numbers are not searched for orders of rows and columns.
+LARGEST = 1 << 28
+# Entries whose median difference is a constant that may have been added.
+SAMPLED = 1 << 16
+# Experts and layers that a reason lists.
+LISTED = 16
+# Tensors of a module whose rows are searched together, at most.
+TOGETHER = 4
+# Numbers by which orders of rows are named: rows of feed-forward networks make no heads.
+SIZES = Sizes(2, 2, 1)
+
+
+@dataclass(frozen=True)
+class TensorFinding:
+    """A change of some tensors, and the steps that undo it.
+
+    Attributes
+    ----------
+    kind, reason
+        The cause.
+    tensors
+        The reference's names of the tensors.
+    steps
+        The steps that undo the change; empty where none are known.
+    """
+
+    kind: Kind
+    reason: str
+    tensors: tuple[str, ...]
+    steps: tuple[Step, ...] = field(default=(), hash=False)
+
+
+class EditFound(NamedTuple):
+    """An edit that makes a tensor the expected one, with kind and description of the cause."""
+
+    kind: Kind
+    description: str
+    edit: Edit
+
+
+def title_of(name: str) -> str:
+    """Return the part of a tensor's name that layers have in common, shortened.
+
+    Examples
+    --------
+    >>> title_of("model.layers.3.mlp.gate_proj.weight"), title_of("lm_head.weight")
+    ('gate_proj', 'lm_head')
+    """
+    parts = [part for part in name.split(".") if not part.isdigit()]
+    if parts[-1] == "weight" and len(parts) > 1:
+        return parts[-2]
+    return ".".join(parts[-2:])
+
+
+class TensorSearch:
+    """A search for the causes of the candidate's wrong tensors, by the reference's names."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
+        self._reference, self._candidate = checkpoints
+        self._names = names
+
+    def has_shape(self, name: str) -> bool:
+        """Return whether a tensor has the expected shape."""
+        info = self._candidate.info(self._names[name])
+        return info.shape == self._reference.info(name).shape
+
+    def differs(self, name: str) -> bool:
+        """Return whether a tensor of the expected shape is not the expected one."""
+        if not self.has_shape(name):
+            return False
+        checkpoints = self._reference, self._candidate
+        return compare_stored(checkpoints, (Part(name), Part(self._names[name]))).outcome.differs
+
+    def _both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Read the expected and the actual numbers of a tensor."""
+        (expected,) = self._reference.read([Part(name)])
+        (actual,) = self._candidate.read([Part(self._names[name])])
+        return expected, actual
+
+    def checked(self, finding: TensorFinding) -> TensorFinding:
+        """Run the printed lines of a finding; return it without steps if they do not undo it.
+
+        Exchanges of more than `LARGEST` numbers are not run: each tensor was compared with its
+        source entry by entry.
+        """
+        stored = {name: self._names[name] for name in finding.tensors if name in self._names}
+        is_stored = len(stored) == len(finding.tensors)
+        sizes = [math.prod(self._candidate.info(name).shape) for name in stored.values()]
+        if not finding.steps or not is_stored or sum(sizes) > LARGEST:
+            return finding
+        expected = {
+            stored_name: self._reference.read([Part(name)])[0]
+            for name, stored_name in stored.items()
+        }
+        actual = {name: self._candidate.read([Part(name)])[0] for name in expected}
+        tensors = Arrays(actual)
+        config = copy.deepcopy(dict(self._candidate.config))
+        run(program(finding.steps), tensors, Arrays(expected), config)
+        mended = actual | tensors.changed
+        is_undone = all(same_numbers(expected[name], mended[name]) for name in expected)
+        return finding if is_undone else replace(finding, steps=())
+
+    # -- whole tensors ---------------------------------------------------------------------
+
+    def moved_with(self, layers: Mapping[str, str]) -> Iterator[str]:
+        """Yield tensors that hold those of another layer, because the whole layer moved.
+
+        ``layers`` are the beginnings of the names of each layer that moved and of its source.
+        """
+        checkpoints = self._reference, self._candidate
+        stored = self._reference.tensors()
+        for name, candidate_name in self._names.items():
+            layer = layer_of(name)
+            source = layers.get(layer, "") + name.removeprefix(layer)
+            if layer not in layers or source not in stored:
+                continue
+            if stored[source].shape != self._candidate.info(candidate_name).shape:
+                continue
+            if compare_stored(checkpoints, (Part(source), Part(candidate_name))).outcome.same:
+                yield name
+
+    def moved(self, wrong: Sequence[str]) -> Iterator[TensorFinding]:
+        """Find tensors that hold the numbers of others."""
+        checkpoints = self._reference, self._candidate
+        origins = find_origins(checkpoints, self._names, dict.fromkeys(wrong))
+        by_group: dict[tuple[str, ...], list[Origin]] = {}
+        for origin in origins.values():
+            by_group.setdefault(origin.group, []).append(origin)
+        for members in by_group.values():
+            yield from self._moved_together(members)
+
+    def _moved_together(self, origins: Sequence[Origin]) -> Iterator[TensorFinding]:
+        """Find the cause of tensors that moved in one way, and the steps that undo it."""
+        source_of = {origin.target: origin.source for origin in origins}
+        sources = {*source_of.values()}
+        is_permutation = sources == {*source_of} and len(sources) == len(source_of)
+        holders = tuple(self._names[name] for name in source_of)
+        step: Step = Change(holders, Take())
+        if is_permutation:
+            targets = tuple(self._names[name] for name in source_of.values())
+            step = Exchange(targets, holders)
+        kind, reason = _reason_of(origins, is_permutation)
+        yield TensorFinding(kind, reason, tuple(source_of), (step,))
+
+    def missing(self, names: Iterable[str]) -> Iterator[TensorFinding]:
+        """Find the candidate's name for each tensor that it lacks."""
+        for name in names:
+            stored = self._name_of_missing(name)
+            if stored is not None and stored not in self._candidate.tensors():
+                steps = (Change((stored,), Take()),)
+                reason = f"{title_of(name)}: {Kind.MISSING}"
+                yield TensorFinding(Kind.MISSING, reason, (name,), steps)
+
+    def _name_of_missing(self, name: str) -> str | None:
+        """Return the candidate's name for a tensor, by its tensors of the same module."""
+        module = module_of(name)
+        while module:
+            for neighbor, stored in self._names.items():
+                ending = neighbor.removeprefix(module)
+                if neighbor.startswith(f"{module}.") and stored.endswith(ending):
+                    return stored.removesuffix(ending) + name.removeprefix(module)
+            module = module_of(module)
+        return None
+
+    # -- single tensors --------------------------------------------------------------------
+
+    def edited(self, name: str) -> TensorFinding | None:
+        """Find the edit that makes a tensor the expected one."""
+        if np.prod(self._reference.info(name).shape) > LARGEST:
+            return None
+        try:
+            expected, actual = self._both(name)
+        except CheckpointError:
+            return None
+        finding = _edit_of(expected, actual)
+        if finding is None:
+            return None
+        steps = (Change((self._names[name],), finding.edit),)
+        reason = f"{title_of(name)}: {finding.description}"
+        return TensorFinding(finding.kind, reason, (name,), steps)
+
+    # -- rows of several tensors -----------------------------------------------------------
+
+    def recut(self, wrong: Iterable[str]) -> Iterator[TensorFinding]:
+        """Find tensors of one module that were joined and cut at other rows or columns."""
+        modules: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+        for name in wrong:
+            shape = self._reference.info(name).shape
+            if len(shape) == 2 and np.prod(shape) <= LARGEST:
+                module = module_of(module_of(name))
+                modules.setdefault((module, shape[1:]), []).append(name)
+        for members in modules.values():
+            if 1 < len(members) <= TOGETHER:
+                yield from self._recut_together(members)
+
+    def _recut_together(self, names: Sequence[str]) -> Iterator[TensorFinding]:
+        """Find the order of the rows of several tensors, as if these were one."""
+        arrays = [self._both(name) for name in names]
+        expected = np.concatenate([reference for reference, _ in arrays])
+        actual = np.concatenate([candidate for _, candidate in arrays])
+        order = permutation(expected, actual, ALIKE)
+        if order is None:
+            return
+        rows: Order = Listed(tuple(order.tolist()))
+        named = name_permutation(order, SIZES)
+        if named is not None and isinstance(named.edit, Permute):
+            rows = named.edit.order
+        stored = tuple(self._names[name] for name in names)
+        lengths = tuple(len(reference) for reference, _ in arrays)
+        titles = " and ".join(map(title_of, names))
+        pieces = 1 + int((np.diff(order) != 1).sum())
+        reason = (
+            f"rows of {titles} lie in another order: in {pieces} pieces, as if shards had been "
+            "joined without being taken apart"
+        )
+        yield TensorFinding(Kind.ROWS, reason, tuple(names), (Recut(stored, lengths, rows),))
+
+    # -- shapes ----------------------------------------------------------------------------
+
+    def resized(self, name: str) -> TensorFinding | None:
+        """Find the cause of a tensor that has another shape under its own name."""
+        expected, actual = self._both(name)
+        if _is_transposed(expected, actual):
+            edit: Edit = Transpose() if expected.ndim == 2 else Take()
+            shapes = f"{actual.shape} instead of {expected.shape}"
+            reason = f"{title_of(name)}: stored transposed, {shapes}"
+            steps = (Change((self._names[name],), edit),)
+            return TensorFinding(Kind.TRANSPOSED, reason, (name,), steps)
+        if not expected.ndim or expected.shape[1:] != actual.shape[1:]:
+            return None
+        count = min(len(expected), len(actual))
+        if not count or not same_numbers(expected[:count], actual[:count]):
+            return None
+        return self._with_other_rows(name, len(expected), actual)
+
+    def _with_other_rows(self, name: str, expected: int, actual: np.ndarray) -> TensorFinding:
+        """Return the finding of a tensor with more or fewer rows than the expected number."""
+        count = min(expected, len(actual))
+        counts = f"{len(actual)} rows instead of {expected}, the first {count} equal"
+        edit: Edit = Take()
+        if len(actual) > count:
+            counts += f", the others {_description_of_rows(actual[:count], actual[count:])}"
+            edit = FirstRows(count)
+        steps: tuple[Step, ...] = (Change((self._names[name],), edit),)
+        vocabulary = self._reference.config.get("vocab_size")
+        if expected != vocabulary:
+            return TensorFinding(Kind.RESIZED, f"{title_of(name)}: {counts}", (name,), steps)
+        if self._candidate.config.get("vocab_size") != vocabulary:
+            steps = (Setting(("vocab_size",), vocabulary), *steps)
+        return TensorFinding(Kind.RESIZED, f"resized vocabulary: {counts}", (name,), steps)
+
+
+def _reason_of(origins: Sequence[Origin], is_permutation: bool) -> tuple[Kind, str]:
+    """Return kind and reason of tensors that moved in one way."""
+    first = origins[0]
+    if first.differing_words is not None:
+        return Kind.TENSOR, _move_of(*first.differing_words, is_permutation)
+    if first.of_experts:
+        kind = Kind.EXPERTS if is_permutation else Kind.COPIES
+        title = "experts copied from others"
+        if is_permutation:
+            title = f"{Kind.EXPERTS} than their router's"
+        return kind, f"{title} ({_titles(origins)}): {_moves(origins, '{} holds {}')}"
+    if first.of_layers:
+        moves = _moves(origins, "layer {} has those of layer {}")
+        return Kind.LAYER, f"{Kind.LAYER} ({_titles(origins)}): {moves}"
+    target, source = short(first.target), short(first.source)
+    if is_permutation:
+        return Kind.TENSOR, f"{target} and {source} have changed places"
+    return Kind.TENSOR, f"{target} holds {source} of the original"
+
+
+def _move_of(target: str, source: str, is_permutation: bool) -> str:
+    """Return the reason of tensors whose names differ in some words."""
+    if is_permutation:
+        first, last = sorted([target, source])
+        return f"{first} and {last} have changed places"
+    return f"{target} holds {source} of the original"
+
+
+def _titles(origins: Sequence[Origin]) -> str:
+    """Return the titles of tensors that moved, each once."""
+    return ", ".join(dict.fromkeys(title_of(origin.target) for origin in origins))
+
+
+def _moves(origins: Sequence[Origin], phrase: str) -> str:
+    """Return a phrase for the first experts or layers that moved, with target and source."""
+    numbers = [origin.differing_number for origin in origins]
+    moves = sorted({(number.target, number.source) for number in numbers if number is not None})
+    phrases = [phrase.format(target, source) for target, source in islice(moves, LISTED)]
+    if len(moves) > LISTED:
+        phrases.append("…")
+    return ", ".join(phrases)
+
+
+def _edit_of(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
+    """Find the edit of one tensor that has the expected shape."""
+    if not np.isfinite(actual).all():
+        return None
+    if not actual.any():
+        return EditFound(Kind.ZERO, str(Kind.ZERO), Take())
+    if np.ptp(actual) == 0 and actual.size > 1:
+        return EditFound(Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take())
+    finding = _arithmetic(expected, actual)
+    if finding is not None:
+        return finding
+    is_square = expected.ndim == 2 and expected.shape[0] == expected.shape[1]
+    if is_square and same_numbers(expected.T, actual):
+        return EditFound(Kind.TRANSPOSED, "stored transposed", Transpose())
+    for axis in range(expected.ndim):
+        order = _order_along(expected, actual, axis)
+        if order is not None:
+            return _named_order(order, axis, expected.ndim)
+    return None
+
+
+def _arithmetic(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
+    """Find an operation on each number: a constant added, a factor, an exponential."""
+    stride = max(1, actual.size // SAMPLED)
+    step = float(np.median((actual - expected).ravel()[::stride]))
+    if abs(step) > LEAST_OFFSET and _is_offset(expected, actual, step):
+        is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
+        constant = round(step) if is_whole else step
+        verb = "added" if step > 0 else "subtracted"
+        return EditFound(Kind.OFFSET, f"{abs(constant):g} was {verb}", Offset(-constant))
+    factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
+    if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
+        return EditFound(Kind.SCALED, f"scaled by {factor:.4g}", Scale(factor))
+    for sign, exponential in ((-1, "−exp"), (1, "exp")):
+        # The first row rules most tensors out.
+        is_exponential = _is_exponential(expected[:1], actual[:1], sign)
+        if is_exponential and _is_exponential(expected, actual, sign):
+            description = f"{Kind.EXPONENTIAL}, {exponential} of it"
+            return EditFound(Kind.EXPONENTIAL, description, Logarithm(sign < 0))
+    return None
+
+
+def _is_exponential(expected: np.ndarray, actual: np.ndarray, sign: int) -> bool:
+    """Return whether an array is the exponential of the expected one, of either sign."""
+    with np.errstate(over="ignore"):
+        exponential = sign * np.exp(expected)
+    return bool(np.isfinite(exponential).all()) and same_numbers(exponential, actual)
+
+
+def _is_offset(expected: np.ndarray, actual: np.ndarray, step: float) -> bool:
+    """Return whether a constant explains a difference: most of it, not its rounding alone."""
+    remainder = np.linalg.norm(actual - expected - step)
+    explains = remainder <= LEFT * np.linalg.norm(actual - expected)
+    return bool(explains) and same_numbers(expected + step, actual)
+
+
+def _order_along(expected: np.ndarray, actual: np.ndarray, axis: int) -> np.ndarray | None:
+    """Return the entries along an axis that make the expected array; None if there are none."""
+    if expected.ndim == 1:
+        return order_of_entries(expected, actual)
+    if expected.shape[axis] < 2:
+        return None
+    rows = [
+        np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (expected, actual)
+    ]
+    return permutation(rows[0], rows[1], ALIKE)
+
+
+def _named_order(order: np.ndarray, axis: int, axes: int) -> EditFound:
+    """Return the edit of entries along an axis that lie in another order."""
+    is_last = axis == axes - 1
+    kind = Kind.COLUMNS if is_last and axes > 1 else Kind.ROWS
+    entries = f"entries along axis {axis}"
+    if axes == 1:
+        entries = "entries"
+    elif axis == 0:
+        entries = "rows"
+    elif is_last and axes == 2:
+        entries = "columns"
+    named = name_permutation(order, SIZES)
+    if named is None or not isinstance(named.edit, Permute):
+        edit = Permute(axis, Listed(tuple(order.tolist())))
+        return EditFound(kind, f"{entries} in another order", edit)
+    predicate = named.description
+    if not predicate.startswith("lie"):
+        predicate = f"in another order: {predicate}"
+    return EditFound(kind, f"{entries} {predicate}", Permute(axis, named.edit.order))
+
+
+def _is_transposed(expected: np.ndarray, actual: np.ndarray) -> bool:
+    """Return whether an array is the expected one with its last two axes exchanged."""
+    if expected.ndim < 2 or expected.ndim != actual.ndim:
+        return False
+    turned = actual.swapaxes(-1, -2)
+    return turned.shape == expected.shape and same_numbers(expected, turned)
+
+
+def _description_of_rows(first: np.ndarray, added: np.ndarray) -> str:
+    """Return a few words on rows that were added to a table."""
+    if not added.any():
+        return "all zero (padding)"
+    if np.ptp(added, axis=0).max() > 0:
+        return "new"
+    is_mean = same_numbers(first.mean(axis=0), added[0])
+    return "the mean of the first" if is_mean else "all equal"
