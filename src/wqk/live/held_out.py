@@ -142,52 +142,76 @@ class TokenSource(NamedTuple):
     mask: int | None
 
 
-def open_held_out(
-    model: Any,
-    tokenizer_maker: partial[Any] | None,
-    text: Any,
-    corpus: Any,
-    tokens: Any,
-    blocks: int,
-    block: int | None,
-    mask_share: float,
-    seed: int,
-) -> HeldOut:
+@dataclass(frozen=True)
+class TextChoice:
+    """The text that a model reads, and the blocks that are cut from the text.
+
+    Attributes are those of `wqk.live.parts` with the same names; one of ``text``, ``corpus`` and
+    ``tokens`` is not None.
+    """
+
+    text: Any = None
+    corpus: Any = None
+    tokens: Any = None
+    blocks: int = 256
+    block: int | None = None
+    mask_share: float = 0.15
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sources = (self.text, self.corpus, self.tokens)
+        if sum(source is not None for source in sources) != 1:
+            raise CorpusError("give one of text, corpus and tokens: what the model is to read")
+        if self.blocks < 2:
+            raise CorpusError(f"an interval needs at least 2 blocks; got {self.blocks}")
+
+
+def open_held_out(model: Any, tokenizer_maker: partial[Any] | None, choice: TextChoice) -> HeldOut:
     """Return a model with the blocks of a text to predict.
 
-    ``tokenizer_maker`` reads the model's own tokenizer. Other arguments and errors are those of
-    `wqk.live.parts`.
+    ``tokenizer_maker`` reads the model's own tokenizer. Errors are those of `wqk.live.parts`.
     """
-    if sum(value is not None for value in (text, corpus, tokens)) != 1:
-        raise CorpusError("give one of text, corpus and tokens: what the model is to read")
-    if blocks < 2:
-        raise CorpusError(f"an interval needs at least 2 blocks; got {blocks}")
     predicts = _predicted_by_model(model)
     if predicts == "states":
         model = model.base_model
-    if text is not None:
-        source = _encoded(Path(text), tokenizer_maker, blocks * (block or BLOCK))
-    elif corpus is not None:
-        source = _stored(Path(corpus))
-    else:
-        source = _given(tokens, model, tokenizer_maker)
-    name, ids, mask = source
+    source = _source(model, tokenizer_maker, choice)
+    ids = source.ids
     if ids.ndim == 1:
-        ids = _cut(source, model, blocks, block)
-    ids = ids[:blocks].astype(np.int64)
-    _check_ids(name, ids, model)
+        ids = _cut(source, model, choice.blocks, choice.block)
+    ids = ids[: choice.blocks].astype(np.int64)
+    _check_ids(source.name, ids, model)
     if predicts == "sequence":
         half = ids.shape[1] // 2
-        return HeldOut(model, name, predicts, ids[:, :half].copy(), ids[:, half:].copy())
-    if predicts != "masked":
-        return HeldOut(model, name, predicts, ids, ids)
-    if mask is None:
-        raise CorpusError(f"{name}: an encoder predicts masked tokens, and no mask token is known")
-    if not 0 < mask_share < 1:
-        raise CorpusError(f"the share of masked tokens lies in (0, 1), got {mask_share:g}")
-    masked = choose(np.random.default_rng(seed), ids.shape, mask_share)
-    inputs, labels = np.where(masked, mask, ids), np.where(masked, ids, IGNORED)
-    return HeldOut(model, name, predicts, inputs, labels)
+        inputs, labels = ids[:, :half].copy(), ids[:, half:].copy()
+    elif predicts == "masked":
+        inputs, labels = _masked(source, ids, choice)
+    else:
+        inputs = labels = ids
+    return HeldOut(model, source.name, predicts, inputs, labels)
+
+
+def _source(model: Any, tokenizer_maker: partial[Any] | None, choice: TextChoice) -> TokenSource:
+    """Return the tokens of the chosen text."""
+    if choice.text is not None:
+        count = choice.blocks * (choice.block or BLOCK)
+        return _encoded(Path(choice.text), tokenizer_maker, count)
+    if choice.corpus is not None:
+        return _stored(Path(choice.corpus))
+    return _given(choice.tokens, model, tokenizer_maker)
+
+
+def _masked(
+    source: TokenSource, ids: np.ndarray, choice: TextChoice
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and labels (B, N), with masks in place of the tokens to predict."""
+    if source.mask is None:
+        raise CorpusError(
+            f"{source.name}: an encoder predicts masked tokens, and no mask token is known"
+        )
+    if not 0 < choice.mask_share < 1:
+        raise CorpusError(f"the share of masked tokens lies in (0, 1), got {choice.mask_share:g}")
+    is_masked = choose(np.random.default_rng(choice.seed), ids.shape, choice.mask_share)
+    return np.where(is_masked, source.mask, ids), np.where(is_masked, ids, IGNORED)
 
 
 def _predicted_by_model(model: Any) -> Predicts:
@@ -263,8 +287,10 @@ def choose(random: np.random.Generator, shape: tuple[int, ...], share: float) ->
 
 def predicted_by(name: str) -> Predicts:
     """Return the tokens that a model of a class predicts; ``states`` if the class has no head."""
-    kinds = (kind for ending, kind in ENDINGS.items() if name.endswith(ending))
-    return next(kinds, "states")
+    for ending, predicts in ENDINGS.items():
+        if name.endswith(ending):
+            return predicts
+    return "states"
 
 
 def load(ref: Any) -> tuple[Any, partial[Any] | None]:
@@ -278,9 +304,6 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
     CheckpointError
         transformers cannot load the model, or the model has learned prompts.
     """
-    import torch
-    import transformers
-
     hub, checkpoint = HubOptions(), None
     if isinstance(ref, Model):
         hub, checkpoint, ref = ref.hub, ref.checkpoint, ref.ref
@@ -297,15 +320,27 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
             f"{ref}: is an adapter, and parts runs whole models: merge it into its base with PEFT "
             "(model.merge_and_unload()), and pass the merged model or its folder"
         )
+    return _from_pretrained(ref, place, hub).eval(), partial(tokenizer_of, place, **hub)
+
+
+def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
+    """Return a saved model in float32, with a head if the checkpoint has all weights of the head.
+
+    ``ref`` is the name in errors.
+    """
+    import torch
+    import transformers
+
     with quiet():
         try:
             config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False, **hub)
-            decodes = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-            name = (config.architectures or ["AutoModelForCausalLM" if decodes else ""])[0]
-            model_class = getattr(transformers, name, transformers.AutoModel)
+            name = (config.architectures or [""])[0]
+            if not name and type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+                name = "AutoModelForCausalLM"
+            headless = transformers.AutoModel
+            model_class = getattr(transformers, name, headless)
             model, report = load_pretrained(model_class, place, dtype=torch.float32, **hub)
             if report["missing_keys"]:
-                headless = transformers.AutoModel
                 model, report = load_pretrained(headless, place, dtype=torch.float32, **hub)
         except Exception as error:  # every model class has its own
             reason = first_line(error)
@@ -316,7 +351,7 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
             f"{ref}: lacks {counted(len(missing), 'tensor')} that the model runs with, such as "
             f"{missing[0]}; drawn at random, they would decide the loss: give a whole checkpoint"
         )
-    return model.eval(), partial(tokenizer_of, place, **hub)
+    return model
 
 
 def fresh(model: Any, seed: int) -> Any:

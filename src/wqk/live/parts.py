@@ -19,7 +19,14 @@ import polars as pl
 from wqk._console import Result, number
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, FormError, required_by
-from wqk.live.held_out import HeldOut, fresh, load, open_held_out, predicted_by
+from wqk.live.held_out import (
+    HeldOut,
+    TextChoice,
+    fresh,
+    load,
+    open_held_out,
+    predicted_by,
+)
 from wqk.live.mixing import (
     HALF,
     NONE,
@@ -128,7 +135,9 @@ class Parts(Result):
         for rows in everywhere.partition_by("stack"):
             loss = dict(rows.select("part", "loss").iter_rows())
             share = dict(rows.select("part", "share").iter_rows())
-            where = f" of the {rows['stack'][0]}" if self.shares["stack"].n_unique() > 1 else ""
+            where = ""
+            if self.shares["stack"].n_unique() > 1:
+                where = f" of the {rows['stack'][0]}"
             if share["symmetric"] is None:
                 sentences.append(f"The attention scores{where} explain nothing of the loss.")
                 continue
@@ -315,9 +324,16 @@ def parts(
     is_next = predicted_by(type(loaded).__name__) == "causal"
     if is_next and not any(plan.causal for plan in mixer.modules.values()):
         loaded = loaded.base_model
-    held_out = open_held_out(
-        loaded, tokenizer_maker, text, corpus, tokens, blocks, block, mask_share, seed
+    choice = TextChoice(
+        text=text,
+        corpus=corpus,
+        tokens=tokens,
+        blocks=blocks,
+        block=block,
+        mask_share=mask_share,
+        seed=seed,
     )
+    held_out = open_held_out(loaded, tokenizer_maker, choice)
     stacks = list(dict.fromkeys(plan.stack for plan in mixer.modules.values()))
     with torch.no_grad(), mixer.installed():
         measurement = _Measurement(mixer, held_out)
