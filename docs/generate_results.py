@@ -72,14 +72,14 @@ THAN_RANDOM = {
     ("less", "reproduced"): "worse than random halves",
     ("less", "too small"): "worse than random halves, by less than would matter",
     ("less", "reversed"): "better than random halves",
-    ("less", "not reproduced"): "not worse than random halves",
-    ("less", "undecided"): "neither worse nor better than random halves, as far as can be told",
+    ("less", "not reproduced"): "no worse than random halves",
     ("more", "reproduced"): "better than random halves",
     ("more", "too small"): "better than random halves, by less than would matter",
     ("more", "reversed"): "worse than random halves",
-    ("more", "not reproduced"): "not better than random halves",
-    ("more", "undecided"): "neither worse nor better than random halves, as far as can be told",
+    ("more", "not reproduced"): "no better than random halves",
 }
+
+UNDECIDED = "neither worse nor better than random halves, as far as can be told"
 
 # The paragraph to quote, with the estimates of contrasts and of the paper's claims to be filled in.
 SUMMARY = FOLDER / "summary.template"
@@ -233,27 +233,39 @@ def summary() -> list[str]:
 
 
 def than_random() -> str:
-    """Return sentences that compare parts alone with random halves as large, from verdicts.
-
-    Models with the same verdict share a clause, which names the contrast of each.
-    """
-    outcomes = {claim.contrast: (claim, verdict) for claim, verdict, _ in verdicts(PARTS)}
+    """Return sentences that compare parts alone with random halves as large, from verdicts."""
     sentences = []
     for mode in ("encoder", "decoder"):
-        parts = []
+        clauses = []
         for part in ("symmetric", "skew"):
-            contrasts_by_phrase: dict[str, list[str]] = {}
-            for model in RERUN:
-                claim, verdict = outcomes[f"{model}-{part}"]
-                if model.endswith(mode) and verdict != "not run":
-                    phrase = THAN_RANDOM[claim.predicts, verdict]
-                    contrasts_by_phrase.setdefault(phrase, []).append(f"`{claim.contrast}`")
-            clauses = []
-            for phrase, contrasts in contrasts_by_phrase.items():
-                clauses.append(f"{phrase} ({', '.join(contrasts)})")
-            parts.append(f"with its {part} part alone does {' or '.join(clauses)}")
-        sentences.append(f"{with_article(mode).capitalize()} {', and '.join(parts)}.")
+            clauses.append(f"with its {part} part alone does {part_alone(mode, part)}")
+        sentences.append(f"{with_article(mode).capitalize()} {', and '.join(clauses)}.")
     return " ".join(sentences)
+
+
+def part_alone(mode: str, part: str) -> str:
+    """Return the verdicts on a part of encoders or decoders, each with its contrasts."""
+    outcomes = {claim.contrast: (claim, verdict) for claim, verdict, _ in verdicts(PARTS)}
+    contrasts_by_phrase: dict[str, list[str]] = {}
+    undecided = []
+    for model in RERUN:
+        claim, verdict = outcomes[f"{model}-{part}"]
+        if not model.endswith(mode) or verdict == "not run":
+            continue
+        if verdict == "undecided":
+            undecided.append(f"`{claim.contrast}`")
+        else:
+            phrase = THAN_RANDOM[claim.predicts, verdict]
+            contrasts_by_phrase.setdefault(phrase, []).append(f"`{claim.contrast}`")
+    if not contrasts_by_phrase:
+        return f"{UNDECIDED} ({', '.join(undecided)})"
+    phrases = []
+    for phrase, contrasts in contrasts_by_phrase.items():
+        phrases.append(f"{phrase} ({', '.join(contrasts)})")
+    text = " or ".join(phrases)
+    if undecided:
+        text = f"{text.removesuffix(')')}; undecided: {', '.join(undecided)})"
+    return text
 
 
 def with_article(noun: str) -> str:
