@@ -128,6 +128,28 @@ def loss_curves(records: Records, start: str, steps: np.ndarray) -> dict[int, De
     return curves
 
 
+# Learning rates of the starts that were trained with several, as printed, and the ends of the names
+# of their cells.
+LEARNING_RATES = {"2.5·10⁻⁴": "-rate-0.00025", "5·10⁻⁴": "", "10⁻³": "-rate-0.001"}
+
+
+def learning_rates_table() -> list[str]:
+    """Return a table of the steps at which three seeds leave the plateau, by learning rate."""
+    runs = pl.read_csv(FOLDER / "table1-cpu" / "runs.csv").filter(step=1000)
+    step_of_run = dict(runs.select("run", "first_below_3").iter_rows())
+    lines = [
+        "| learning rate | random below 3.0 at step | `symmetric` | `published` |",
+        "|:--|:--|:--|:--|",
+    ]
+    for rate, suffix in LEARNING_RATES.items():
+        cells = []
+        for start in ("random", "symmetric", "published"):
+            steps = [step_of_run[f"{start}{suffix}-{seed}"] for seed in (1, 2, 3)]
+            cells.append(", ".join("–" if step is None else str(step) for step in steps))
+        lines.append(f"| {rate} | {' | '.join(cells)} |")
+    return lines
+
+
 def conversions() -> pl.DataFrame:
     """Return the records of conversions."""
     return pl.read_csv(FOLDER / "conversion" / "scores.csv", schema=CONVERT_SCHEMA)
@@ -623,6 +645,7 @@ PAGES = {
         FOLDER,
         {
             "speedups": lambda: speedups_table(read_records(FOLDER)),
+            "learning rates": learning_rates_table,
             "pre-norm": prenorm_table,
             "glue": glue_table,
         },
