@@ -595,7 +595,7 @@ def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="no vocabulary"):
         wqk.parts(str(tmp_path / "model"), text=text, block=8, blocks=4)
     made(KINDS[2], torch.float32).save_pretrained(tmp_path / "none")
-    with pytest.raises(CorpusError, match="encodes text; give a corpus"):
+    with pytest.raises(CorpusError, match="encodes text; save the model"):
         wqk.parts(str(tmp_path / "none"), text=text, block=8, blocks=4)
 
 
