@@ -195,19 +195,19 @@ def _quantities(rows: pl.DataFrame) -> pl.DataFrame:
         rows = rows.filter(pl.col("layer").is_null())
     step = pl.col("step").cast(int)
     is_last = step == step.max().over("start", "seed")
+    measures = dict(MEASURES)
     for column, measure in AT_THE_END.items():
         if column in rows.columns:
             rows = rows.with_columns(pl.when(is_last).then(column).alias(measure))
-    titles = MEASURES | {measure: measure for measure in AT_THE_END.values()}
-    columns = [column for column in titles if column in rows.columns]
-    values = (
-        rows.select("start", "seed", "step", pl.col(columns).cast(float))
-        .unpivot(columns, index=["start", "seed", "step"])
-        .drop_nulls(["seed", "value"])
+            measures[measure] = measure
+    columns = [column for column in measures if column in rows.columns]
+    run = ["start", "seed", "step"]
+    values = rows.select(*run, pl.col(columns).cast(float)).unpivot(columns, index=run)
+    measure_of_column = pl.col("variable").replace_strict(measures)
+    with_step = measure_of_column.str.replace("{step}", pl.col("step"), literal=True)
+    return values.drop_nulls(["seed", "value"]).select(
+        with_step.alias("measure"), "start", pl.col("seed").cast(int), "value"
     )
-    title = pl.col("variable").replace_strict(titles)
-    with_step = title.str.replace("{step}", pl.col("step"), literal=True)
-    return values.select(with_step.alias("measure"), "start", pl.col("seed").cast(int), "value")
 
 
 def _related(rows: pl.DataFrame) -> pl.DataFrame:
@@ -268,14 +268,14 @@ def differences(contrast: Contrast, records: Records) -> list[float]:
     """
     if abs(sum(contrast.cells.values())) > 1e-9:
         raise RunError(f"contrast {contrast.name}: weights must add up to zero")
-    known = records.get(contrast.measure, {})
-    if missing := [cell for cell in contrast.cells if cell not in known]:
+    recorded = records.get(contrast.measure, {})
+    if missing := [cell for cell in contrast.cells if cell not in recorded]:
         raise RunError(f"contrast {contrast.name}: no records of {', '.join(missing)}")
-    values = by_seed(*(known[cell] for cell in contrast.cells))
+    values_by_seed = by_seed(*(recorded[cell] for cell in contrast.cells))
     weights = contrast.cells.values()
     sums = []
-    for _, cell_values in sorted(values.items()):
-        weighted = [w * value for w, value in zip(weights, cell_values, strict=True)]
+    for _, values in sorted(values_by_seed.items()):
+        weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
         sums.append(sum(weighted))
     return sums
 
@@ -305,8 +305,10 @@ def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[floa
     squares = np.asarray(variances, float)
     # Rounded differences may be equal, and have the variance 0.
     squares = np.maximum(squares, 0.01 * np.median(squares))
+    # The logarithm of a variance without the bias of its estimate.
     logs = np.log(squares) - digamma(half_degrees) + np.log(half_degrees)
     count = len(squares)
+    # The spread of the logarithms beyond that of estimates of one variance.
     excess = 0.0
     if count > 1:
         excess = logs.var(ddof=1) - polygamma(1, half_degrees).mean()

@@ -74,11 +74,15 @@ class RunCell:
     def start(self) -> str:
         """The initialization of queries and keys, and the penalty, in words."""
         init = str(self.shared.get("init", "random"))
-        scales = [
-            f"{name} × {self.shared[key]:g}" for key, name in SCALES.items() if self.shared.get(key)
-        ]
-        names = [init] if init != "random" or not self.penalty else []
-        return ", ".join(filter(None, [*names, *scales, self.penalty]))
+        terms = []
+        if init != "random" or not self.penalty:
+            terms.append(init)
+        for field, name in SCALES.items():
+            if self.shared.get(field):
+                terms.append(f"{name} × {self.shared[field]:g}")
+        if self.penalty:
+            terms.append(self.penalty)
+        return ", ".join(terms)
 
     def without(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the shared fields, without those of the given names."""
@@ -107,7 +111,11 @@ def cells(runs: Iterable[Run]) -> list[RunCell]:
     [('random', ['random-1', 'random-2']), ('paired', ['paired-1', 'paired-2'])]
     """
     groups = _gathered((RunCell((run,), _shared(run)) for run in runs), ())
-    return [RunCell(tuple(c.runs[0] for c in group), group[0].shared) for group in groups]
+    merged = []
+    for group in groups:
+        members = tuple(cell.runs[0] for cell in group)
+        merged.append(RunCell(members, group[0].shared))
+    return merged
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
@@ -139,7 +147,13 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
     >>> [[run.name for run in group] for group in comparable(runs)]
     [['random-16', 'paired-16']]
     """
-    return [[run for cell in group for run in cell.runs] for group in _by_start(cells(runs))]
+    groups = []
+    for group in _by_start(cells(runs)):
+        members: list[Run] = []
+        for cell in group:
+            members += cell.runs
+        groups.append(members)
+    return groups
 
 
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCell]:
@@ -181,9 +195,10 @@ def _shared(run: Run) -> dict[str, Any]:
 
     Fields that are not set are left out, since older runs may lack them.
     """
-    recipe = {
-        name: value for name, value in _set_fields(run.recipe).items() if value != BEFORE.get(name)
-    }
+    recipe = {}
+    for name, value in _set_fields(run.recipe).items():
+        if value != BEFORE.get(name):
+            recipe[name] = value
     if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
         del recipe["objective"]
     if parent := recipe.get("parent"):

@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import polars as pl
 
 from wqk._files import read_text, unwritable, write_atomically
+from wqk._typing import Float
 from wqk.attention import Block
 from wqk.differences import DIFFERENCE_SCHEMA, block_rows
 from wqk.errors import CheckpointError, TableError, WqkError, all_lines
@@ -41,9 +42,12 @@ DATA = Path(__file__).parent / "data"
 DESIGN, UPDATES = "pairs.json", "updates"
 
 UPDATE_SCHEMA: dict[str, pl.DataType] = {
-    **{n: DIFFERENCE_SCHEMA[n] for n in ("layer", "head", "norm", "moved", "cosine")},
-    **{n: pl.Float64() for n in ("symmetry", "symmetry_null", "directionality_excess")},
-    **{n: pl.Float64() for n in ("span", "span_chance")},
+    **{name: DIFFERENCE_SCHEMA[name] for name in ("layer", "head", "norm", "moved", "cosine")},
+    "symmetry": pl.Float64(),
+    "symmetry_null": pl.Float64(),
+    "directionality_excess": pl.Float64(),
+    "span": pl.Float64(),
+    "span_chance": pl.Float64(),
     "status": pl.String(),
 }
 
@@ -201,7 +205,10 @@ def survey_pairs(
     for pair in design:
         if reason := failed.get(pair.before) or failed.get(pair.after):
             problems[pair.title] = reason
-    hub = {n: options[n] for n in ("token", "cache_dir", "local_files_only") if n in options}
+    hub = {}
+    for name in ("token", "cache_dir", "local_files_only"):
+        if name in options:
+            hub[name] = options[name]
     folder = Path(out) / UPDATES
     try:
         folder.mkdir(exist_ok=True)
@@ -291,7 +298,8 @@ def update_rows(
         rank, width = before.query.weight.shape[1:]
         layer_update = after.form.difference(before.form)
         head_updates = after.groups.difference(before.groups)
-        nulls = np.r_[np.ravel(symmetry_null(layer_update)), np.ravel(symmetry_null(head_updates))]
+        layer_null, head_nulls = symmetry_null(layer_update), symmetry_null(head_updates)
+        nulls = np.r_[np.ravel(layer_null), np.ravel(head_nulls)]
         block_update = block_rows(before, after, gamma)
         spans = span_shares(before, after)
         for row, span, null in zip(block_update, spans, nulls, strict=True):
@@ -319,17 +327,39 @@ def span_shares(before: Block, after: Block) -> np.ndarray:
     """
     queries, keys = (np.asarray(side, np.float64) for side in before.weights())
     new_queries, new_keys = (np.asarray(side, np.float64) for side in after.weights())
-    inside, total = np.zeros(len(queries)), np.zeros(len(queries))
+    inside, total = [], []
     for head, (query, new_query) in enumerate(zip(queries, new_queries, strict=True)):
         group = head * len(keys) // len(queries)
-        a, new_a = query.T, new_query.T
-        b, new_b = keys[group].T, new_keys[group].T
-        # Δ = X Yᵀ, each of shape (D, 2R), without the difference of two large products.
-        x = np.hstack([new_a - a, a])
-        y = np.hstack([new_b, new_b - b])
-        u, v = np.linalg.qr(a)[0], np.linalg.qr(b)[0]
-        inside[head] = np.square((u.T @ x) @ (v.T @ y).T).sum()
-        total[head] = ((x.T @ x) * (y.T @ y)).sum()
-    inside, total = np.r_[inside.sum(), inside], np.r_[total.sum(), total]
+        squares = _update_squares(query.T, keys[group].T, new_query.T, new_keys[group].T)
+        inside.append(squares.inside)
+        total.append(squares.total)
+    # All heads together come first.
+    inside_squares = np.array([sum(inside), *inside])
+    total_squares = np.array([sum(total), *total])
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(total > 0, inside / total, np.nan)
+        return np.where(total_squares > 0, inside_squares / total_squares, np.nan)
+
+
+class UpdateSquares(NamedTuple):
+    """Sums of squares of a head's update Δ, and of the update within the span before."""
+
+    inside: float
+    total: float
+
+
+def _update_squares(
+    a: Float[np.ndarray, "D R"],
+    b: Float[np.ndarray, "D R"],
+    new_a: Float[np.ndarray, "D R"],
+    new_b: Float[np.ndarray, "D R"],
+) -> UpdateSquares:
+    """Return the sums of squares of Δ = A' B'ᵀ − A Bᵀ, and of U Uᵀ Δ V Vᵀ."""
+    # Δ = X Yᵀ, each of shape (D, 2R), without the difference of two large products.
+    x = np.hstack([new_a - a, a])
+    y = np.hstack([new_b, new_b - b])
+    a_basis, b_basis = np.linalg.qr(a)[0], np.linalg.qr(b)[0]
+    within_span = (a_basis.T @ x) @ (b_basis.T @ y).T
+    return UpdateSquares(
+        inside=float(np.square(within_span).sum()),
+        total=float(((x.T @ x) * (y.T @ y)).sum()),
+    )
