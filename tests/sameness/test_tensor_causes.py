@@ -259,6 +259,19 @@ def test_a_mistake_is_one_cause_whose_repair_undoes_it(mistake: Mistake) -> None
     assert wqk.same(reference, repaired, everything=True).same is True
 
 
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 6)])
+def test_kernels_with_exchanged_axes_are_turned_back(sizes: tuple[int, int]) -> None:
+    name = "model.patches.projection.weight"
+    kernel = np.random.default_rng(3).standard_normal((8, 3, *sizes)).astype(np.float32)
+    right = tensors() | {name: kernel}
+    wrong = tensors() | {name: np.ascontiguousarray(kernel.swapaxes(2, 3))}
+    answer = wqk.same(model(right, "reference"), model(wrong, "candidate"), everything=True)
+    assert [cause.mismatch.verdict for cause in answer.causes] == [Kind.TRANSPOSED]
+    mended = Arrays(wrong)
+    run(answer.repair, mended, {})  # the reference supplies nothing
+    np.testing.assert_array_equal(mended.changed[name], kernel)
+
+
 def test_a_right_model_has_no_cause() -> None:
     answer = wqk.same(model(tensors(), "a"), model(tensors(), "b"), everything=True)
     assert answer.same is True

@@ -560,6 +560,35 @@ class Transpose:
 
 
 @dataclass(frozen=True)
+class ExchangeLastAxes:
+    """The last two axes exchanged, such as height and width of patches.
+
+    Examples
+    --------
+    >>> edit = ExchangeLastAxes()
+    >>> edit.apply(np.array([[[1, 2], [3, 4]]])).tolist(), edit.code()
+    ([[[1, 3], [2, 4]]], 'w = w.transpose(-1, -2)')
+    """
+
+    needs_original = False
+
+    def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
+        return array.swapaxes(-1, -2)
+
+    def code(self, name: str = "w", original: str = "original") -> str:
+        return f"{name} = {name}.transpose(-1, -2)"
+
+    def turned(self) -> Edit:
+        return self
+
+    def on_bias(self) -> Edit | None:
+        return None
+
+    def describe(self) -> str:
+        return "its last two axes exchanged"
+
+
+@dataclass(frozen=True)
 class Take:
     """The reference's array instead of the candidate's."""
 

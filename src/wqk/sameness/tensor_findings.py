@@ -21,6 +21,7 @@ from wqk.errors import CheckpointError
 from wqk.sameness.contents import compare_stored
 from wqk.sameness.edits import (
     Edit,
+    ExchangeLastAxes,
     FirstRows,
     Listed,
     Logarithm,
@@ -265,7 +266,7 @@ class TensorSearch:
         """Find the cause of a tensor that has another shape under its own name."""
         expected, actual = self._both(name)
         if _is_transposed(expected, actual):
-            edit: Edit = Transpose() if expected.ndim == 2 else Take()
+            edit: Edit = Transpose() if expected.ndim == 2 else ExchangeLastAxes()
             shapes = f"{actual.shape} instead of {expected.shape}"
             reason = f"{title_of(name)}: stored transposed, {shapes}"
             steps = (Change((self._names[name],), edit),)
@@ -348,9 +349,11 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
     finding = _arithmetic(expected, actual)
     if finding is not None:
         return finding
-    is_square = expected.ndim == 2 and expected.shape[0] == expected.shape[1]
-    if is_square and same_numbers(expected.T, actual):
-        return EditFound(Kind.TRANSPOSED, "stored transposed", Transpose())
+    if _is_transposed(expected, actual):
+        if expected.ndim == 2:
+            return EditFound(Kind.TRANSPOSED, "stored transposed", Transpose())
+        description = "stored with the last two axes exchanged"
+        return EditFound(Kind.TRANSPOSED, description, ExchangeLastAxes())
     for axis in range(expected.ndim):
         order = _order_along(expected, actual, axis)
         if order is not None:
