@@ -304,16 +304,8 @@ def parts(
     with required_by("running the model"):
         import scipy.special  # type: ignore[import-untyped]  # noqa: F401
         import torch
-    if stack == "cross":
-        raise CheckpointError(
-            "parts of cross-attention are not defined: its queries and keys come from different "
-            "sequences, so that no score is that of a pair read the other way"
-        )
     ranks = sorted(set(rank or ()))
-    if draws < 1:
-        raise FormError(f"draws must be 1 or more, got {draws}")
-    if ranks and ranks[0] < 1:
-        raise FormError(f"rank must be 1 or more, got {ranks[0]}")
+    _require_defined(stack, ranks, draws)
     loaded, tokenizer_maker = load(ref)
     opened = open_model(loaded, family=getattr(ref, "family_file", None))
     mixer = Mixer(opened, seed)
@@ -376,6 +368,19 @@ def parts(
     )
 
 
+def _require_defined(stack: str | None, ranks: Sequence[int], draws: int) -> None:
+    """Raise an error if parts of a stack, ranks or a number of draws are not defined."""
+    if stack == "cross":
+        raise CheckpointError(
+            "parts of cross-attention are not defined: its queries and keys come from different "
+            "sequences, so that no score is that of a pair read the other way"
+        )
+    if draws < 1:
+        raise FormError(f"draws must be 1 or more, got {draws}")
+    if ranks and ranks[0] < 1:
+        raise FormError(f"rank must be 1 or more, got {ranks[0]}")
+
+
 def _jobs(
     mixer: Mixer,
     stacks: Sequence[str],
@@ -430,6 +435,7 @@ def _sizes_allowed() -> pl.Expr:
 
 
 def _interval(row: dict[str, Any], prefix: str) -> str:
+    """Return the interval of a row as text, a dash if the row has none."""
     low, high = row[f"{prefix}low"], row[f"{prefix}high"]
     return "–" if low is None else f"[{number(low, 3)}, {number(high, 3)}]"
 
