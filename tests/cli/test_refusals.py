@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.command import ENCODER, run
+from tests.lab.training.corpus.samples import sentences, write_jsonl
 from tests.reporting.making import rows, table
 
 import wqk
@@ -68,7 +69,33 @@ REFUSED = [
     ("report a.csv -o b?token=hunter2", "b: "),
     ("explain a b?token=hunter2", "extra argument (b)"),
     ("diff ENCODER --beside \x00", "contains a null character"),
+    ("lab atlas BERT-bass", "did you mean BERT-base"),
+    ("lab atlas EleutherAI/pythia-70mm", "did you mean"),
+    ("lab atlas BERT-base --stack decoder", "no model with this name"),
+    ("lab atlas --sort color", "color"),
+    ("lab corpus nofile.txt -o store", "no such file or folder"),
+    ("lab corpus text.jsonl -o store --field body", "set --field NAME to one of text"),
+    ("lab corpus text.jsonl -o store --vocabulary nofile", "nofile: cannot be read"),
+    ("lab corpus text.jsonl -o store --tokenizer text.jsonl", "no tokenizer can be read"),
+    (
+        "lab corpus text.jsonl -o store --text characters --vocabulary 500",
+        "--text characters and --vocabulary 500 contradict",
+    ),
+    ("lab corpus text.jsonl -o store --held-out 1.5", "must be a fraction below 1"),
+    ("lab corpus text.jsonl -o store --held-out 1000", "different document"),
+    ("lab figure fig9", "Invalid value for"),
+    ("lab figure fig2 --out fig2.doc", "a figure is written as .png, .pdf, .svg, .csv"),
+    ("lab figure fig2 --out absent/fig2.csv", "cannot be written"),
+    ("lab figure fig2 --from absent.parquet", "absent.parquet: no such file or folder"),
+    ("lab figure coupling empty", "contains no training run and no survey"),
+    ("lab figure pairs --out a.png", "wqk lab pairs --out DIR"),
+    ("lab figure table1 --json", "wqk lab atlas --json"),
+    ("lab figure table1 --out table1.png", "table1 is written as .md or .tex"),
+    ("lab glue model --tasks ,", "--tasks names no task"),
+    ("lab speedup empty", "not a run's folder"),
 ]
+# Optional packages that commands of the laboratory need.
+NEEDED = {"theory": "torch", "corpus": "tokenizers", "figure": "matplotlib", "glue": "torch"}
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +107,15 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.parametrize(("line", "message"), REFUSED, ids=[line for line, _ in REFUSED])
 def test_what_cannot_be_done_is_one_line(line, message, pairs, tmp_path, monkeypatch):
-    if line.startswith("lab theory"):
-        pytest.importorskip("torch")
+    for verb, package in NEEDED.items():
+        if line.startswith(f"lab {verb}"):
+            pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     Path("bad.jsonl").write_text("{}", encoding="utf-8")
     Path("pairs.parquet").write_bytes(pairs)
     table(rows("a")).write("good.csv")
+    write_jsonl(Path("text.jsonl"), sentences(20))
+    Path("empty").mkdir()
     before, start = {*tmp_path.iterdir()}, time.process_time()
     models = {"ENCODER": ENCODER, "INDUCTION": str(wqk.demo_model("induction"))}
     line = line.replace("NINES", "9" * 4000).replace("LONG", "x" * 5000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from tests.command import ENCODER, run, shell
 
 from wqk_lab.atlas import all_published, published
@@ -49,22 +48,6 @@ def test_flags_are_marked_in_lists_and_explained_for_a_model() -> None:
     assert "a: fused tensor, not transposed; an artifact" in listed
     shown = " ".join(run("lab", "atlas", "Mistral-7B", width=60).output.split())
     assert "key head h mod G instead of h // (H/G)" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["BERT-bass"], "did you mean BERT-base"),
-        (["EleutherAI/pythia-70mm"], "did you mean"),
-        (["BERT-base", "--stack", "decoder"], "no model with this name"),
-        (["--sort", "color"], "color"),
-    ],
-)
-def test_wrong_input_is_one_clear_message(arguments: list[str], word: str) -> None:
-    result = run("lab", "atlas", *arguments, exits=2)
-    assert word in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
 
 
 def test_a_pipe_gets_plain_text() -> None:

@@ -13,14 +13,6 @@ from tests.lab.figures.making import make_run, row, table
 from wqk_lab.cli.figure import FIGURES as NAMES
 from wqk_lab.figures import FIGURES
 
-REFUSED = [
-    (["fig2", "--out", "fig2.doc"], "a figure is written as .png, .pdf, .svg, .csv"),
-    (["table1", "--out", "table1.png"], "table1 is written as .md or .tex"),
-    (["fig2", "--out", "absent/fig2.csv"], "cannot be written"),
-    (["fig2", "--from", "absent.parquet"], "absent.parquet: no such file or folder"),
-    (["coupling", "."], "contains no training run and no survey"),
-]
-
 wqk = partial(run, "lab", "figure")
 
 
@@ -64,13 +56,6 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
     assert r"\begin{tabular}" in (tmp_path / "s3.tex").read_text()
 
 
-@pytest.mark.parametrize(("arguments", "told"), REFUSED)
-def test_what_goes_wrong_is_one_line(arguments, told, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert told in refuse("lab", "figure", *arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_papers_runs_below_ones_own(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / mode, mode=mode) for mode in ("encoder", "decoder")]
     folders = [str(run.folder) for run in runs]
@@ -80,8 +65,3 @@ def test_the_papers_runs_below_ones_own(tmp_path: Path) -> None:
     wqk("s4", *folders, "--published", "--out", tmp_path / "s4.png")
     refused = refuse("lab", "figure", "fig3", *folders, "--published")
     assert "--published draws the paper's runs below yours in s3 and s4" in refused
-
-
-def test_words_that_do_not_go_together() -> None:
-    assert "Invalid value for" in wqk("fig9", exits=2).stderr
-    assert "wqk lab atlas --json" in wqk("table1", "--json", exits=2).stderr

@@ -126,11 +126,6 @@ def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
     assert all(test.corrected is not None and test.corrected > 0.05 for test in tests)
 
 
-def test_a_figure_of_pairs_needs_a_survey_of_them(tmp_path: Path) -> None:
-    result = run("lab", "figure", "pairs", "--out", tmp_path / "a.png", exits=2)
-    assert "wqk lab pairs --out DIR" in result.output
-
-
 def test_the_power_is_what_it_is_said_to_be() -> None:
     from scipy.stats import wilcoxon
 

@@ -230,11 +230,6 @@ def test_files_that_hold_no_task(content: str, message: str, tmp_path: Path) -> 
         read_task(tmp_path / "own.jsonl")
 
 
-def test_no_task_is_a_mistake() -> None:
-    result = run("lab", "glue", "model", "--tasks", ",", exits=2)
-    assert "--tasks names no task" in result.stderr
-
-
 def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
     create_run(tmp_path / "run", {"recipe": {}})
     with pytest.raises(RunError, match="has no checkpoint yet"):

@@ -6,25 +6,10 @@ import json
 from functools import partial
 from pathlib import Path
 
-import pytest
-from tests.command import refuse
 from tests.command import run as run_command
-from tests.lab.training.corpus.samples import content, sentences, write_jsonl
+from tests.lab.training.corpus.samples import content
 
 from wqk_lab.training.corpus import CorpusOptions, TokenStore, build_corpus
-
-ERRORS = [
-    (["nofile.txt"], "no such file or folder"),
-    (["text.jsonl", "--field", "body"], "has no 'body'; set --field NAME to one of text"),
-    (["text.jsonl", "--vocabulary", "nofile"], "nofile: cannot be read"),
-    (["text.jsonl", "--tokenizer", "text.jsonl"], "no tokenizer can be read"),
-    (
-        ["text.jsonl", "--text", "characters", "--vocabulary", "500"],
-        "--text characters and --vocabulary 500 contradict",
-    ),
-    (["text.jsonl", "--held-out", "1.5"], "--held-out 1.5 must be a fraction below 1"),
-    (["text.jsonl", "--held-out", "1000"], "different document"),
-]
 
 run = partial(run_command, "lab", "corpus")
 
@@ -64,14 +49,6 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
     assert made.about["options"]["vocabulary"] == "vocab.txt"
     same = build_corpus([text_file], tmp_path / "same", CorpusOptions(vocabulary=vocabulary))
     assert content(same.folder) == content(made.folder)
-
-
-@pytest.mark.parametrize(("arguments", "fault"), ERRORS)
-def test_errors_are_one_line(arguments, fault, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_jsonl(Path("text.jsonl"), sentences(20))
-    assert fault in refuse("lab", "corpus", *arguments, "-o", "store")
-    assert not Path("store").exists()
 
 
 def test_real_text(shared: Path, tmp_path: Path) -> None:
