@@ -508,7 +508,7 @@ def _has_values(plan: AttentionPlan) -> bool:
     return plan.value is not None and plan.output is not None
 
 
-def outlying_dimensions(source: StreamBlocks, gamma: float = 2.0) -> dict[Stream, np.ndarray]:
+def outlying_dimensions(source: StreamBlocks, gamma: float) -> dict[Stream, np.ndarray]:
     """Return the outlying dimensions of every stream that is written to, as masks (D,).
 
     Each head that writes to a stream or reads from it distributes the squared norm of its form over
