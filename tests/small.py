@@ -28,6 +28,7 @@ def llama(
     width: int = 24,
     sides: str = "qk",
     biases: str = "",
+    bias_size: float = 1.0,
     norms: bool = False,
     seed: int = 0,
     name: str = "tiny",
@@ -43,7 +44,9 @@ def llama(
             shape = (width, rows["q"]) if side == "o" else (rows[side], width)
             tensors[f"{at}.self_attn.{side}_proj.weight"] = rng.standard_normal(shape)
         for side in biases:
-            tensors[f"{at}.self_attn.{side}_proj.bias"] = rng.standard_normal(rows[side])
+            tensors[f"{at}.self_attn.{side}_proj.bias"] = bias_size * rng.standard_normal(
+                rows[side]
+            )
         if norms:
             tensors[f"{at}.input_layernorm.weight"] = rng.uniform(0.5, 2, width)
     about = sizes(width, layers, heads, model_type="llama", num_key_value_heads=key_heads)

@@ -164,7 +164,7 @@ def test_a_higher_gamma_leaves_fewer_outlying_dimensions():
     tables = [wqk.compose(checkpoint, gamma=gamma) for gamma in (0.25, 1.0, 1.5)]
     counts = [len(table.metadata["outlying"].get("decoder", ())) for table in tables]
     assert counts[0] > counts[1] > counts[2]
-    assert wqk.compose(made).metadata["gamma"] == 2.0
+    assert wqk.compose(checkpoint).metadata["gamma"] == 2.0
 
 
 def test_p_values_are_corrected_as_holm_does():

@@ -302,6 +302,21 @@ def test_one_layer_and_one_head_are_changed_alone() -> None:
     )
 
 
+def test_each_head_is_measured_alone() -> None:
+    """Each head of each layer has its losses; in a model of one head, these are the layer's."""
+    one_head = {**KINDS[1].config, "n_head": 1}
+    for config, heads in ((KINDS[1].config, 4), (one_head, 1)):
+        model = made(KINDS[1]._replace(config=config))
+        parts = wqk.parts(model, tokens=rising(8, 1), draws=1, each_layer=True, each_head=True)
+        is_of_layer = pl.col("layer").is_not_null() & pl.col("head").is_null()
+        of_heads = parts.shares.filter(pl.col("head").is_not_null())
+        of_layers = parts.shares.filter(is_of_layer)
+        places = of_heads.select("layer", "head").unique(maintain_order=True).rows()
+        assert places == [(layer, head) for layer in range(2) for head in range(heads)]
+    for column in ("part", "loss"):
+        assert of_heads[column].to_list() == of_layers[column].to_list()
+
+
 @pytest.mark.parametrize("rank", [1, 3, 6])
 def test_a_rank_is_that_of_the_best_approximation(rank: int) -> None:
     model = made(KINDS[0])

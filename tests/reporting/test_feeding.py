@@ -50,7 +50,10 @@ def test_pairs_by_chance_are_not_drawn(table: wqk.CompositionTable):
 
 def test_a_report_takes_a_table_of_pairs(table: wqk.CompositionTable, tmp_path: Path):
     table.write(tmp_path / "pairs.parquet")
-    wqk.scan(MODEL).write(tmp_path / "scores.parquet")
-    out = tmp_path / "report.html"
+    scores = wqk.scan(MODEL)
+    scores.write(tmp_path / "scores.parquet")
+    out, by_call = tmp_path / "report.html", tmp_path / "by-call.html"
     run("report", tmp_path / "scores.parquet", tmp_path / "pairs.parquet", "-o", out)
-    assert '<section id="feeding">' in out.read_text(encoding="utf-8")
+    wqk.write_report(scores, by_call, compositions=[table])
+    for page in (out, by_call):
+        assert '<section id="feeding">' in page.read_text(encoding="utf-8")

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.reporting.making import row
 
 import wqk
 from wqk._console import plain
-from wqk.tables.rendering import MOST_HEADS, one_checkpoint
+from wqk.tables.rendering import MOST_HEADS, measured, one_checkpoint
 
 WIDTHS = (60, 80, 100, 160)
 SNAPSHOTS = Path(__file__).with_name("terminal")
@@ -86,6 +87,14 @@ def test_a_head_without_a_score_is_a_dash() -> None:
     text = plain(*one_checkpoint(wqk.ScoreTable.from_rows(rows), 100), width=100)
     hundredths = text[text.index("symmetry × 100 by head") :].splitlines()
     assert [line.split() for line in hundredths[2:4]] == [["0", "50", "–"], ["1", "50", "–"]]
+
+
+def test_a_measure_that_a_row_lacks_is_a_dash() -> None:
+    table = wqk.scan(wqk.demo_model("encoder"), heads=False, measures=["spectral_norm"])
+    lacking = pl.when(pl.col("layer") != 1).then(pl.col("spectral_norm")).alias("spectral_norm")
+    rows = wqk.ScoreTable.from_rows(table.frame.with_columns(lacking).to_dicts())
+    _, _, values, _ = map(plain, measured(rows, ["spectral_norm"], None, None))
+    assert ["–" in line for line in values.splitlines()] == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,59 @@ def test_every_field_of_a_recipe_has_an_option() -> None:
             assert f"--{entry.name.replace('_', '-')} " in help_text
 
 
+# A value of each option that is neither the preset's nor its default.
+CHOSEN: dict[str, Any] = {
+    "layers": 3,
+    "width": 24,
+    "heads": 3,
+    "intermediate": 40,
+    "norm": "pre",
+    "dropout": 0.2,
+    "initial_std": 0.03,
+    "vocabulary_multiple": 8,
+    "attention": "eager",
+    "init": "symmetric",
+    "init_head_norm": 2.0,
+    "init_values": 3.0,
+    "rows": "documents",
+    "block": 16,
+    "batch": 5,
+    "accumulation": 2,
+    "steps": 40,
+    "mask_share": 0.25,
+    "corruption": "mask",
+    "learning_rate": 0.003,
+    "warmup": 7,
+    "schedule": "cosine",
+    "weight_decay": 0.2,
+    "clip": 2.0,
+    "qk_clip": 50.0,
+    "logits": "yes",
+    "precision": "float32",
+    "seed": 9,
+    "log_every": 3,
+    "held_out_every": 4,
+    "held_out_blocks": 6,
+    "score_every": 5,
+    "save_every": 8,
+    "keep_checkpoints": "last",
+}
+
+
+def test_each_option_sets_its_field(where, monkeypatch):
+    trained: list[Recipe] = []
+
+    def stop(recipe: Recipe, corpus: Path, folder: Path, **_: Any) -> None:
+        trained.append(recipe)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wqk_lab.training.training.train", stop)
+    wqk_train("--preset", "paper", *flags(**CHOSEN), *where, exits=130)
+    assert trained == [make_recipe("paper", **CHOSEN)]
+    plain = make_recipe("paper")
+    assert [name for name, value in CHOSEN.items() if getattr(plain, name) == value] == []
+
+
 def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where, tmp_path):
     done = wqk_train(
         *flags(**SMALL),
