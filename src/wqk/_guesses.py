@@ -189,6 +189,26 @@ GUESSES = (
     ),
     Guess(call="", command="wqk scan REF --out scores.tex writes LaTeX", names="latex tex"),
     Guess(call="", command="wqk --version prints the version", names="version"),
+    Guess(
+        call="",
+        command="the BibTeX entry is on the page How to cite, and in every report",
+        names="bibtex citation cite",
+    ),
+    Guess(
+        call="",
+        command="wqk lab figure NAME --out FILE.md writes table1, tableS2 or tableS3",
+        names="table1 tables tables2 tables3",
+    ),
+    Guess(
+        call="",
+        command="wqk lab figure NAME draws fig2, fig3 or s1 to s5",
+        names="fig fig2 fig3",
+    ),
+    Guess(
+        call="wqk_lab.train(...)",
+        command="wqk lab train --penalty symmetric=0.1 adds a penalty to the loss",
+        names="penalty symmetry_loss symmetry_penalty",
+    ),
 )
 
 # The call of Python and the clause for the command that a guessed name leads to.
@@ -226,6 +246,7 @@ OPTION_GUESSES = (
     OptionGuess("--parquet --arrow", "--out", "--out FILE.parquet writes Parquet"),
     OptionGuess("--jsonl --ndjson", "--out", "--out FILE.jsonl writes JSON lines"),
     OptionGuess("--html --web", "--report", "--report FILE.html writes a page"),
+    OptionGuess("--html --report --log", "--junit", "--junit FILE.xml writes a report"),
     OptionGuess("--xml --junit-xml --junitxml", "--junit"),
     OptionGuess("--tsv --table --to-csv", "--csv"),
     OptionGuess("--as-json --to-json", "--json"),
@@ -249,8 +270,10 @@ OPTION_GUESSES = (
         advice="2>/dev/null leaves only the result; a pipe shows no progress",
     ),
     OptionGuess("--verbose --long --wide --all-columns --details-all -v", "--full --verbose"),
+    OptionGuess("--verbose -v", "--json", "--json prints all fields"),
     OptionGuess("--layer --block --blocks -l", "--layers --layer"),
     OptionGuess("--layers", "--layer"),
+    OptionGuess("--layer --layers", "--csv", "all layers are read; the rows of --csv have a layer"),
     OptionGuess("--head --per-head --by-head --all-heads --every-head", "--head --heads"),
     OptionGuess("--heads", "--head"),
     OptionGuess(
@@ -262,7 +285,7 @@ OPTION_GUESSES = (
     OptionGuess(
         "--workers --num-workers --threads --parallel --processes --procs --cores -j", "--jobs"
     ),
-    OptionGuess("--limit --max --rows --num --topk --top-k --first -k -n", "--top"),
+    OptionGuess("--limit --max --rows --num --topk --top-k --first --n -k -n", "--top"),
     OptionGuess("--order --sort-by --order-by --by --rank", "--sort"),
     OptionGuess(
         "--fold --fold-ln --fold-layernorm --ln --norm --layernorm --fold-norms", "--fold-norm"
@@ -279,6 +302,10 @@ OPTION_GUESSES = (
     OptionGuess("--kv-heads --num-kv-heads --num-key-value-heads", "--key-heads"),
     OptionGuess("--interval --poll --refresh --sleep", "--every"),
     OptionGuess("--last --stop --end --max-steps", "--until"),
+    OptionGuess("--once", "--until", "wqk scan RUN scores the steps of a run and ends"),
+    OptionGuess(
+        "--csv --json", "--until", "the scores are written to DIR/wqk-scores; wqk scan RUN prints"
+    ),
     OptionGuess("--fix --apply --write-fix", "--repair"),
     OptionGuess("--dryrun --dry --list --plan", "--dry-run"),
     OptionGuess("--base-model --base-path", "--base"),

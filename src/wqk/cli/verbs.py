@@ -367,7 +367,12 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     help="Details from wqk scan --details (matrices, norms, head coupling); repeatable.",
 )
 @click.option(
-    "-o", "--out", type=FILE, required=True, metavar="FILE.html", help="Report to write (.html)."
+    "-o",
+    "--out",
+    type=FILE,
+    default="report.html",
+    metavar="FILE.html",
+    help="Report to write (.html).",
 )
 @click.option("--title", metavar="TEXT", help="Heading.  [default: the models' names]")
 def report(

@@ -55,6 +55,7 @@ TABLE_SYNONYMS = {
     "to_markdown": 'write("table.md")',
     "to_parquet": 'write("table.parquet")',
     "to_polars": "frame",
+    "top": 'frame.sort("symmetry", descending=True)',
 }
 
 

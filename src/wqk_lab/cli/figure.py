@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,29 @@ FIGURES = (
 TABLES = ("table1", "tableS2", "tableS3")
 
 
+class FigureName(click.Choice[str]):
+    """A name of a figure or table; spellings such as ``3``, ``figure3`` and ``S3`` are the same.
+
+    Examples
+    --------
+    >>> name = FigureName([*FIGURES, *TABLES])
+    >>> name("3"), name("Figure 2"), name("figS3"), name("table-s2")
+    ('fig3', 'fig2', 's3', 'tableS2')
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Parse a name in any of its spellings."""
+        plain = re.sub(r"[ ._-]", "", str(value)).lower().replace("figure", "fig")
+        spellings = {name.lower(): name for name in self.choices}
+        for name in (plain, f"fig{plain}", plain.removeprefix("fig")):
+            if name in spellings:
+                return spellings[name]
+        return super().convert(value, param, ctx)
+
+
 @documented
 @click.command()
-@click.argument("name", type=click.Choice([*FIGURES, *TABLES]), metavar="NAME")
+@click.argument("name", type=FigureName([*FIGURES, *TABLES]), metavar="NAME")
 @click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
 @click.option("--from", "sources", type=PATH, multiple=True, metavar="SOURCE")
 @click.option("-o", "--out", type=FILE)
