@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from wqk.attention.factors import Factor
-from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio, sample_of
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample
 
@@ -88,11 +88,16 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
 
 
 def _convex(evidence: Evidence) -> Sample:
-    def measure(use: LayerGradient, _: int) -> dict[str, float]:
-        values = evidence.values[evidence.label(use.attention.plan)]
-        return _with_largest(convexity=convexity_error(use), mixing=mixing_error(use, values))
-
-    return evidence.sample(measure)
+    """Measure each batch as soon as it has run: the inputs of W_o are not kept."""
+    measured: dict[str, list[dict[str, float]]] = {}
+    for layers in evidence.passes():
+        for use in layers:
+            label = evidence.label(use.attention.plan)
+            errors = _with_largest(
+                convexity=convexity_error(use), mixing=mixing_error(use, evidence.values[label])
+            )
+            measured.setdefault(label, []).append(errors)
+    return sample_of(measured)
 
 
 def _with_largest(**errors: float) -> dict[str, float]:

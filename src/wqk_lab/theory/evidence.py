@@ -6,8 +6,8 @@ Axes: B batch, N tokens (i predicted, j context), D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from wqk_lab.theory.gradients import (
     LayerGradient,
     bilinear_plans,
     blocks_of,
-    gradients,
+    gradients_in_passes,
     load_values,
 )
 from wqk_lab.theory.subject import Subject
@@ -33,6 +33,10 @@ from wqk_lab.theory.text import Text
 from wqk_lab.theory.verdict import Sample, Statement
 
 Result = TypeVar("Result")
+
+# Entries of the residual stream, at all positions and layers of a pass with gradients. A pass holds
+# about forty times as many numbers.
+NUMBERS_IN_A_PASS = 2**20
 
 
 class LayerUpdate(NamedTuple):
@@ -106,13 +110,19 @@ class Evidence:
         """Return the subject's batches, as PyTorch tensors."""
         return list(self.subject.batches())
 
+    def passes(self) -> Iterator[list[LayerGradient]]:
+        """Yield the gradients of the model's own loss for each batch; self-attention only."""
+        bilinear_plans(self.subject.name, self.plans)
+        blocks = [block for block in self.blocks if block.plan.kind == "self"]
+        width_of_layers = sum(block.query.weight.shape[-1] for block in blocks)
+        positions = NUMBERS_IN_A_PASS // max(1, width_of_layers)
+        for batch in self.batches:
+            yield gradients_in_passes(self.subject.model, batch, blocks, positions)
+
     @cached_property
     def gradients(self) -> list[list[LayerGradient]]:
-        """Gradients of the model's own loss, a list for each batch; self-attention only."""
-        bilinear_plans(self.subject.name, self.plans)
-        model, blocks = self.subject.model, self.blocks
-        all_layers = (gradients(model, batch, blocks=blocks) for batch in self.batches)
-        return [[g for g in layers if g.attention.plan.kind == "self"] for layers in all_layers]
+        """The gradients of all batches, without the inputs of W_o, which one statement needs."""
+        return [[replace(layer, mixed=None) for layer in layers] for layers in self.passes()]
 
     @property
     def by_layer(self) -> dict[str, list[LayerGradient]]:

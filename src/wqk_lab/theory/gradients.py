@@ -15,7 +15,7 @@ Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -239,6 +239,63 @@ def gradients(
             )
         result.append(_layer_gradient(block, record, errors_of_block))
     return result
+
+
+def gradients_in_passes(
+    model: Any, batch: Mapping[str, Any], blocks: Sequence[Block], positions: int
+) -> list[LayerGradient]:
+    """Return the gradients of the model's own loss on a batch, from passes over parts of the batch.
+
+    A pass with gradients holds the activations of all layers. Passes over a few texts at a time
+    hold less, and their gradients are those of the batch: the loss of a batch is the mean of the
+    losses of its texts, which all predict the same number of tokens.
+
+    Parameters
+    ----------
+    model, batch, blocks
+        As for `gradients`.
+    positions
+        Largest number of tokens in a pass; a pass has at least one text.
+    """
+    texts, tokens = batch["input_ids"].shape
+    count = max(1, positions // tokens)
+    passes = []
+    for first in range(0, texts, count):
+        part = {name: values[first : first + count] for name, values in batch.items()}
+        share = len(part["input_ids"]) / texts
+        passes.append(gradients(model, part, _share_of_loss(share), blocks=blocks))
+    if len(passes) == 1:
+        return passes[0]
+    return [_joined_passes(layer, count) for layer in zip(*passes, strict=True)]
+
+
+def _share_of_loss(share: float) -> Loss:
+    """Return a loss: this share of the model's own loss."""
+    return lambda model, batch: _own_loss(model, batch) * share
+
+
+def _joined_passes(passes: Sequence[LayerGradient], count: int) -> LayerGradient:
+    """Join one layer's gradients on parts of a batch, with ``count`` texts in the first part.
+
+    If a model applies the layer several times, the texts of the first application come first.
+    """
+    uses = len(passes[0].probabilities) // count
+    # Where queries, keys and values have one input, its array is kept once.
+    joined_by_place: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+
+    def join(name: str) -> Any:
+        parts = [getattr(gradient, name) for gradient in passes]
+        if parts[0] is None:
+            return None
+        place = parts[0].ctypes.data, parts[0].shape
+        if place not in joined_by_place:
+            by_use = [part.reshape(uses, -1, *part.shape[1:]) for part in parts]
+            array = np.concatenate(by_use, axis=1)
+            joined_by_place[place] = array.reshape(-1, *array.shape[2:])
+        return joined_by_place[place]
+
+    arrays = [field.name for field in fields(LayerGradient) if field.name != "attention"]
+    return replace(passes[0], **{name: join(name) for name in arrays})
 
 
 def example() -> LayerGradient:

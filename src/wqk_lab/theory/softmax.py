@@ -11,13 +11,14 @@ Axes: B batch, H query heads, N tokens (I queries, J keys).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from wqk.forms.scores import symmetry
 from wqk_lab.theory.evidence import Evidence, Measure, cosine, of_layers, ratio, sample_of
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.updates import parameter_gradients
+from wqk_lab.theory.updates import parameter_gradients, queries_and_keys_alone
 from wqk_lab.theory.verdict import Sample
 
 
@@ -55,9 +56,16 @@ def _against_autograd(evidence: Evidence) -> Sample:
     """Compare the factors' gradients that β implies with a backward pass, on one batch."""
     model = evidence.subject.model
     plans = [plan for plan in evidence.plans if plan.kind == "self"]
+    batch: dict[str, Any] = evidence.batches[0]
+    texts = len(batch["input_ids"])
     model.zero_grad(set_to_none=True)
-    model(**evidence.batches[0]).loss.backward()
-    exact = dict(zip(map(evidence.label, plans), parameter_gradients(model, plans), strict=True))
+    with queries_and_keys_alone(model, plans):
+        for number in range(texts):
+            text = {name: values[number : number + 1] for name, values in batch.items()}
+            (model(**text).loss / texts).backward()
+        exact = dict(
+            zip(map(evidence.label, plans), parameter_gradients(model, plans), strict=True)
+        )
     model.zero_grad(set_to_none=True)
     errors = {}
     for label, batches in evidence.by_layer.items():

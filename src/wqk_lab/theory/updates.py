@@ -14,7 +14,8 @@ Axes: H query heads, G key heads, R head width, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,23 @@ def parameter_gradients(
     }
     blocks = [Block(open_checkpoint(gradients_before), plan) for plan in plans]
     return [(block.query.weight, block.key.weight) for block in blocks]
+
+
+@contextmanager
+def queries_and_keys_alone(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[None]:
+    """Let a backward pass compute the gradients of the blocks' queries and keys, and no others."""
+    names = {part.name for plan in plans for part in plan.parts}
+    frozen = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and name not in names:
+            frozen.append(parameter)
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
 
 
 def alignment(gradient: LayerGradient) -> float:

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.families.architectures import ALL
 from tests.lab.theory.tiny import OBJECTIVES, VARIETY, batch_for, built, linear, objective
+from transformers import BertConfig, BertForMaskedLM
 
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, TheoryError
 from wqk.families import AttentionPlan
-from wqk_lab.theory.gradients import LayerGradient, gradients
+from wqk_lab.theory.gradients import LayerGradient, blocks_of, gradients, gradients_in_passes
 from wqk_lab.theory.updates import parameter_gradients
 
 DISTANCES = (0, 1, 4)
@@ -286,3 +287,20 @@ def hook_count(model: Any) -> int:
 
 def first_hidden_state(model: Any, batch: Any) -> Any:
     return model(**batch, output_hidden_states=True).hidden_states[1].square().sum()
+
+
+def test_passes_over_parts_of_a_batch_give_the_gradients_of_the_batch():
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    model = BertForMaskedLM(BertConfig(vocab_size=19, intermediate_size=8, **shape))
+    tokens = torch.arange(40).reshape(5, 8) % 19
+    labels = tokens.where(torch.arange(8) % 4 == 0, -100)
+    batch = {"input_ids": tokens, "labels": labels}
+    opened = wqk.open(model)
+    blocks = blocks_of(opened.checkpoint, opened.plans)
+    whole = gradients(model, batch, blocks=blocks)
+    parts = gradients_in_passes(model, batch, blocks, positions=16)
+    for expected, actual in zip(whole, parts, strict=True):
+        for name in ("query_input", "probabilities", "error", "beta", "mixed"):
+            a, b = getattr(expected, name), getattr(actual, name)
+            assert np.allclose(a, b, rtol=1e-4, atol=1e-6 * np.abs(a).max())
+        assert actual.query_input is actual.key_input
