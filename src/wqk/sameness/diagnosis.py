@@ -2,8 +2,8 @@
 
 What the first checkpoint holds is written in the second one's layout, which is what the second
 should hold: so blocks are compared in the terms of the family, and mended in those of the file.
-`finders.search` proposes; the printed code of a repair is run, and counts if the block with it is
-the same.
+`wqk.sameness.finders` proposes; the printed code of a repair is run, and counts if the block with
+it is the same.
 
 Where stored weights tell nothing, forms alone do, whatever each head's own coordinates: the heads
 of one block are searched for among the other's, every query head with every key head, up to a
@@ -46,7 +46,7 @@ from wqk.sameness.contents import equal_parts
 from wqk.sameness.edits import Axes, HeadOrder, Permute, Scale, ScaleHeads, Take
 from wqk.sameness.execution import Arrays, run
 from wqk.sameness.expected import Expected
-from wqk.sameness.finders import search
+from wqk.sameness.finders.all_finders import search
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.missing_tensors import restored
 from wqk.sameness.repairs import Change, Setting, Step
@@ -380,7 +380,7 @@ def _attempts(
     """Findings that may together make the blocks the same: all, those of weights alone, or none."""
     if has_settings:
         yield []
-    findings = search(block.pairs, lambda pair: block.elsewhere(pair, neighbors))
+    findings = search(block.pairs, lambda pair: block.other_place(pair, neighbors))
     kinds = {finding.kind for finding in findings}
     in_scores = all(finding.pair.role.side in SCORED for finding in findings)
     apart = any(pair.is_side and pair.role.side == "query" for pair in block.pairs)

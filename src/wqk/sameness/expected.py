@@ -25,7 +25,8 @@ from wqk.families.layouts import put_outputs
 from wqk.sameness.blocks import MANY
 from wqk.sameness.contents import equal_parts
 from wqk.sameness.edits import Edit, Stretches, Within
-from wqk.sameness.finders import search
+from wqk.sameness.finders.all_finders import search
+from wqk.sameness.finders.tensors import OtherPlace
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.permutations import Sizes, to_order
@@ -454,13 +455,10 @@ class Expected:
             value = value.reshape(-1, value.shape[-1])
         return value.T if layout.turned_last else value
 
-    def elsewhere(
+    def other_place(
         self, pair: WeightPair, neighbors: Sequence[AttentionPlan]
-    ) -> tuple[Kind, str] | None:
-        """Find the other block of the reference that contains a tensor of the candidate.
-
-        Returned are the kind of the cause, and the block in words.
-        """
+    ) -> OtherPlace | None:
+        """Find the other block of the reference that contains a tensor of the candidate."""
         role = self.tensors[pair.name].roles[0]
         if not self._has_same_layout or role.part != "weight" or role.side not in SIDES:
             return None
@@ -470,8 +468,9 @@ class Expected:
             if name is None or not self._holds(pair.name, name):
                 continue
             if (neighbor.stack, neighbor.kind) == (plan.stack, plan.kind):
-                return Kind.LAYER, f"weights of layer {neighbor.layer}"
-            return Kind.TENSOR, f"weights of the {neighbor.stack}'s {neighbor.kind}-attention"
+                return OtherPlace(Kind.LAYER, f"weights of layer {neighbor.layer}")
+            stack = f"weights of the {neighbor.stack}'s {neighbor.kind}-attention"
+            return OtherPlace(Kind.TENSOR, stack)
         return None
 
     def _counterpart(self, name: str, neighbor: AttentionPlan) -> str | None:

@@ -19,7 +19,7 @@ from wqk.sameness.contents import compare_stored
 from wqk.sameness.diagnosis import Apart, beside, comparable, identical, measure, signature
 from wqk.sameness.edits import Take
 from wqk.sameness.expected import Expected
-from wqk.sameness.finders import find_groups
+from wqk.sameness.finders.quantized import find_groups
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.missing_tensors import cause_of_missing
 from wqk.sameness.positions import named_settings, undecided_positions

@@ -33,7 +33,7 @@ from wqk.sameness.edits import (
     Transpose,
 )
 from wqk.sameness.execution import Arrays, run
-from wqk.sameness.finders import order_of_entries
+from wqk.sameness.finders.vectors import order_of_entries
 from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.origins import Origin, find_origins

@@ -17,7 +17,7 @@ from wqk.checkpoints.adapters import Decomposed
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Take, Viewed
-from wqk.sameness.matching import largest, same_numbers, sketch, within
+from wqk.sameness.matching import largest, permutation, same_numbers, sketch, within
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Sizes
 from wqk.sameness.repairs import Recut
@@ -223,6 +223,11 @@ class WeightPair:
     def sketches(self) -> list[np.ndarray]:
         """A `sketch` of the expected rows, and of the actual rows."""
         return side_by_side(sketch, (self.expected, self.actual), many=self.expected.size > MANY)
+
+    @cached_property
+    def row_order(self) -> np.ndarray | None:
+        """The actual rows that make the expected rows; None if rows are absent, or all in place."""
+        return permutation(self.expected, self.actual, self.alike, self.sketches)
 
     @cached_property
     def likeness(self) -> np.ndarray:

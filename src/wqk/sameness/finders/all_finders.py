@@ -1,0 +1,174 @@
+"""All finders, in the order in which they are tried; and the search for the changes of a block.
+
+A finder takes a `WeightPair` and returns a `Finding`, or None. A finding is a proposal:
+`wqk.sameness.diagnosis` runs its edits, and prints them if the models are then the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from wqk._machine import side_by_side
+from wqk.sameness.blocks import MANY
+from wqk.sameness.edits import Edit, Stretches, Then, Within
+from wqk.sameness.finders.heads import find_columns_of_heads, find_heads
+from wqk.sameness.finders.joining import joined
+from wqk.sameness.finders.low_rank import find_adapter, find_decomposed
+from wqk.sameness.finders.quantized import find_groups
+from wqk.sameness.finders.rows import (
+    Find,
+    find_columns,
+    find_rows,
+    find_transposed,
+    find_unnamed_rows,
+)
+from wqk.sameness.finders.scales import find_factor, find_factors, find_zeros
+from wqk.sameness.finders.tensors import (
+    FindOtherPlace,
+    find_moved_tensors,
+    find_recut,
+    no_other_place,
+)
+from wqk.sameness.finders.vectors import find_vector
+from wqk.sameness.matching import same_numbers
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.weight_pairs import Finding, WeightPair
+
+
+def find_in_parts(pair: WeightPair) -> Finding | None:
+    """Find changes of the parts of a fused weight, each for itself."""
+    findings = _findings_of_parts(pair)
+    if not findings or _are_of_the_whole(pair, findings):
+        return None
+    return _joined_parts(pair, findings)
+
+
+def find_rows_of_parts(pair: WeightPair) -> Finding | None:
+    """Find parts of a fused weight whose rows lie in another order, each for itself.
+
+    All rows of the weight are the original's; therefore no part has heads of other weights.
+    """
+    if pair.row_order is None:
+        return None
+    findings = _findings_of_parts(pair)
+    has_strangers = any(finding.kind is Kind.STRANGERS for finding in findings)
+    if not findings or has_strangers or _are_of_the_whole(pair, findings):
+        return None
+    return _joined_parts(pair, findings)
+
+
+def _findings_of_parts(pair: WeightPair) -> list[Finding]:
+    """Return a finding of each part that is not as expected; none if some part has no finding."""
+    findings: list[Finding] = []
+    for part in pair.parts:
+        if not part.right:
+            finding = _find_in_part(pair, part)
+            if finding is None:
+                return []
+            findings.append(finding)
+    return findings
+
+
+def _joined_parts(pair: WeightPair, findings: Sequence[Finding]) -> Finding | None:
+    """Join the findings of parts; None if the rows of a part do not lie at equal distances."""
+    descriptions: list[str] = []
+    edits: dict[str, Edit] = {}
+    for finding in findings:
+        part = finding.pair
+        if part.rows is None:
+            return None
+        rows = Stretches.of(part.rows)
+        if not np.array_equal(rows.indices, part.rows):
+            return None
+        descriptions.append(finding.description.replace("{}", f"the {part.role} part of {{}}"))
+        for name, edit in finding.edits.items():
+            within = Within(0, rows, edit)
+            edits[name] = Then(edits[name], within) if name in edits else within
+    kinds = {finding.kind for finding in findings}
+    kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
+    heads = findings[0].heads if len(findings) == 1 else ()
+    return Finding(kind, "; ".join(descriptions), edits, pair, None, pair.sides, heads)
+
+
+def _are_of_the_whole(pair: WeightPair, findings: Sequence[Finding]) -> bool:
+    """Return whether all parts of a fused weight have one change, which the whole has, too.
+
+    Parts that are stored transposed are not: the whole has another shape.
+    """
+    changes: set[tuple[Kind, str, str]] = set()
+    for finding in findings:
+        if finding.kind is not Kind.TRANSPOSED:
+            code = finding.edits[pair.name].code()
+            changes.add((finding.kind, finding.description, code))
+    return len(changes) == 1 and len(pair.parts) == len(findings) > 1
+
+
+def _find_in_part(pair: WeightPair, part: WeightPair) -> Finding | None:
+    """Find the change of one part of a fused weight."""
+    for source in pair.parts:
+        fits = source.role != part.role and source.expected.shape == part.actual.shape
+        if fits and part.actual.any() and same_numbers(source.expected, part.actual):
+            return part.finding(Kind.TENSOR, f"{{}} holds the {source.role} part")
+    return find_first(part)
+
+
+# In the order in which they are tried: short descriptions first, but for rows, which take the
+# least time.
+OF_WEIGHTS: tuple[Find, ...] = (
+    find_zeros,
+    find_decomposed,
+    find_rows,
+    find_rows_of_parts,
+    find_unnamed_rows,
+    find_factor,
+    find_groups,
+    find_columns,
+    find_transposed,
+    find_in_parts,
+    find_heads,
+    find_columns_of_heads,
+    find_factors,
+    find_adapter,
+)
+OF_VECTORS: tuple[Find, ...] = (find_factor, find_vector)
+
+
+def find_first(pair: WeightPair) -> Finding | None:
+    """Return the first finding of a weight or a vector."""
+    for find in OF_WEIGHTS if pair.is_matrix else OF_VECTORS:
+        finding = find(pair)
+        if finding is not None:
+            return finding
+    return None
+
+
+def search(
+    pairs: Sequence[WeightPair], find_other_place: FindOtherPlace = no_other_place
+) -> list[Finding]:
+    """Find the changes of each of a block's weights that is not as expected.
+
+    Parameters
+    ----------
+    pairs
+        All weights of the block.
+    find_other_place
+        Returns the other place of the reference that a weight is from.
+    """
+    wrong = [pair for pair in pairs if not pair.right]
+    findings = find_moved_tensors(pairs, wrong, find_other_place)
+    if not findings:
+        recut = find_recut(pairs)
+        if recut is not None:
+            findings.append(recut)
+    # Weights first, which explain the biases that moved with them.
+    weights = [pair for pair in wrong if pair.is_matrix]
+    vectors = [pair for pair in wrong if not pair.is_matrix]
+    for members in (weights, vectors):
+        explained = {name for finding in findings for name in finding.tensors}
+        unexplained = [pair for pair in members if pair.name not in explained]
+        has_large_ones = any(pair.expected.size > MANY for pair in unexplained)
+        results = side_by_side(find_first, unexplained, many=has_large_ones)
+        findings += [finding for finding in results if finding is not None]
+    return joined(findings, pairs)

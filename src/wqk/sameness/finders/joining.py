@@ -1,0 +1,178 @@
+"""Findings of several weights that are one cause: moved heads, exchanged scales, one description.
+
+Axes: H query heads, G key heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from wqk.sameness import mismatches
+from wqk.sameness.edits import Edit, Scale, Take
+from wqk.sameness.finders.tensors import JOINED
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.permutations import whole_heads
+from wqk.sameness.tolerances import SAME_FACTOR
+from wqk.sameness.weight_pairs import SCORED, Finding, WeightPair
+
+
+def joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Finding]:
+    """Join findings of several weights of a block that are one cause.
+
+    Parameters
+    ----------
+    findings
+        The findings, in the order in which they are reported.
+    pairs
+        All weights of the block.
+    """
+    scales = _exchanged_scales(findings)
+    if scales is not None:
+        names = set(scales.tensors)
+        findings = [scales, *(each for each in findings if names.isdisjoint(each.tensors))]
+    findings = _with_moved_gains(findings)
+    moved_heads = _findings_of_moved_heads(findings)
+    causes = [_moved_heads(moved_heads)] if moved_heads else []
+    by_cause: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        if not any(finding is moved for moved in moved_heads.values()):
+            codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
+            key = (finding.kind, finding.description, *codes, *finding.swapped)
+            by_cause.setdefault(key, []).append(finding)
+    names_of_sides = {pair.name for pair in pairs if pair.is_side}
+    for members in by_cause.values():
+        causes.append(_merged(members, has_two_sides=len(names_of_sides) > 1))
+    return causes
+
+
+def _with_moved_gains(findings: Sequence[Finding]) -> list[Finding]:
+    """Add gains that moved with the rows of their side to the finding of these rows."""
+    gains: list[Finding] = []
+    remaining: list[Finding] = []
+    for finding in findings:
+        is_gain = finding.kind is Kind.NORM and finding.pair.role.part == "norm before the score"
+        (gains if is_gain else remaining).append(finding)
+    for gain in gains:
+        code = gain.edits[gain.pair.name].code()
+        for number, rows in enumerate(remaining):
+            edit = rows.edits.get(rows.pair.name)
+            if rows.rows is None or edit is None or isinstance(edit, Take):
+                continue
+            if edit.code() == code:
+                remaining[number] = replace(rows, edits={**rows.edits, **gain.edits})
+                break
+        else:
+            remaining.append(gain)
+    return remaining
+
+
+def _exchanged_scales(findings: Sequence[Finding]) -> Finding | None:
+    """Join the factors of queries, keys and values whose product is 1, as exchanged scales have."""
+    scaled: dict[str, Finding] = {}
+    for finding in findings:
+        role = finding.pair.role
+        if finding.kind is Kind.SCALED and role.part == "weight" and role.side in JOINED:
+            scaled[role.side] = finding
+    if len(scaled) < 2 or len(findings) > len(scaled):
+        return None
+    factors: list[float] = []
+    for finding in scaled.values():
+        edit = finding.edits[finding.pair.name]
+        if not isinstance(edit, Scale):
+            return None
+        factors.append(edit.factor)
+    if abs(np.prod(factors) - 1) > len(factors) * SAME_FACTOR:
+        return None
+    titles = ", ".join(finding.pair.title for finding in scaled.values())
+    factors_in_words = ", ".join(f"{factor:.4g}" for factor in factors)
+    return replace(
+        next(iter(scaled.values())),
+        description=(
+            f"{titles}: scaled by {factors_in_words}, whose product is 1: scales have changed "
+            "places"
+        ),
+        edits=_all_edits([*scaled.values()]),
+        sides=tuple(side for side in SCORED if side in scaled),
+        facts={"factors": factors},
+    )
+
+
+def _all_edits(findings: Sequence[Finding]) -> dict[str, Edit]:
+    """Return the edits of several findings."""
+    edits: dict[str, Edit] = {}
+    for finding in findings:
+        edits |= finding.edits
+    return edits
+
+
+def _merged(findings: Sequence[Finding], has_two_sides: bool) -> Finding:
+    """Merge findings of one description.
+
+    ``has_two_sides`` is whether queries and keys are stored apart; a finding of one is then named.
+    """
+    first = findings[0]
+    sides: dict[str, None] = {}
+    titles: dict[str, None] = {}
+    swapped: dict[str, str] = {}
+    for finding in findings:
+        sides |= dict.fromkeys(finding.sides)
+        titles[finding.pair.title] = None
+        swapped |= finding.swapped
+    description = first.description.replace("{}", ", ".join(titles))
+    is_order = first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS)
+    if has_two_sides and len(sides) == 1 and is_order:
+        description += f", in the {next(iter(sides))} weights alone"
+    return replace(
+        first,
+        description=description,
+        sides=tuple(sides),
+        edits=_all_edits(findings),
+        swapped=swapped,
+    )
+
+
+def _findings_of_moved_heads(findings: Sequence[Finding]) -> dict[str, Finding]:
+    """Return the findings of whole heads in another order, by side."""
+    by_side: dict[str, Finding] = {}
+    for finding in findings:
+        pair, rows = finding.pair, finding.rows
+        if not pair.is_side or pair.repeated > 1 or rows is None:
+            continue
+        if whole_heads(rows, pair.sizes.width) is not None:
+            by_side[pair.role.side] = finding
+    return by_side
+
+
+def _moved_heads(findings: Mapping[str, Finding]) -> Finding:
+    """Join whole heads in another order: an order of heads, or another pairing of heads.
+
+    Parameters
+    ----------
+    findings
+        The findings of queries, of keys, or of both, by side.
+    """
+    first = next(iter(findings.values()))
+    sizes = first.pair.sizes
+    share = sizes.heads // sizes.groups
+    orders: dict[str, np.ndarray] = {}
+    for side, finding in findings.items():
+        rows = np.asarray(finding.rows)
+        orders[side] = rows[:: sizes.width] // sizes.width
+    queries = orders.get("query", np.arange(sizes.heads))
+    keys = orders.get("key", np.arange(sizes.groups)).repeat(share)
+    if np.array_equal(queries // share, keys):
+        cause = mismatches.head_order(queries)
+    else:
+        cause = mismatches.pairing(queries, keys, sizes.groups)
+    return replace(
+        first,
+        kind=cause.verdict,
+        description=cause.reason,
+        edits=_all_edits([*findings.values()]),
+        sides=tuple(findings),
+        heads=cause.heads,
+        facts=cause.facts,
+    )

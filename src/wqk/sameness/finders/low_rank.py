@@ -1,0 +1,122 @@
+"""Differences of low rank, as of adapters that were merged otherwise, or not at all.
+
+Axes: n rows, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from wqk.sameness.decomposed_merges import wrong_merge
+from wqk.sameness.matching import largest
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.tolerances import RANK, SAME
+from wqk.sameness.weight_pairs import AdapterEffect, Finding, WeightPair
+
+# Most directions of a difference that is an adapter's, where no adapter is known.
+LARGEST_RANK = 64
+# Random directions besides these, in which singular values are computed.
+FURTHER_DIRECTIONS = 8
+# Rows of the sample that rules out high ranks.
+SAMPLED_ROWS = 256
+
+
+def find_decomposed(pair: WeightPair) -> Finding | None:
+    """Find a wrong merge of an adapter of DoRA, before the factors of its rows are found."""
+    adapter = pair.adapter
+    if adapter is None or adapter.update is None:
+        return None
+    merged = pair.actual if adapter.in_reference else pair.expected
+    mistake = wrong_merge(adapter.start, adapter.update, merged)
+    if not mistake:
+        return None
+    facts = {"rank": adapter.rank}
+    return pair.finding(Kind.ADAPTER, f"the adapter (DoRA) is {mistake}", facts=facts)
+
+
+def find_adapter(pair: WeightPair) -> Finding | None:
+    """Find a difference of low rank, as of an adapter that is merged in one model alone."""
+    if pair.adapter is not None:
+        return _find_wrong_merge(pair, pair.adapter)
+    change = pair.actual - pair.expected
+    rank = low_rank(change, pair.rounding * largest(pair.expected))
+    if rank is None:
+        return None
+    changed_rows = change.any(axis=1).mean()
+    if changed_rows <= 1 - SAME * 10:  # of some heads alone
+        return None
+    is_step = (np.abs(np.diff(change, axis=1)) > SAME * largest(change)).any(axis=0)
+    if is_step.sum() < change.shape[1] // 8:  # equal in blocks of columns of any size
+        description = "{}: an offset for blocks of columns: a zero point is off"
+        return pair.finding(Kind.ZERO_POINT, description)
+    description = (
+        f"weights differ by an update of rank {rank}, as of an adapter (LoRA) that is merged in "
+        "one of the two alone, or otherwise"
+    )
+    return pair.finding(Kind.ADAPTER, description, facts={"rank": rank})
+
+
+def _find_wrong_merge(pair: WeightPair, adapter: AdapterEffect) -> Finding | None:
+    """Find the share of an adapter's update that the model without the adapter file contains."""
+    adapted, merged = pair.expected, pair.actual
+    if not adapter.in_reference:
+        adapted, merged = merged, adapted
+    start = adapter.start.astype(np.float64)
+    update, change = adapted - start, merged - start
+    square = float(np.vdot(update, update))
+    share = float(np.vdot(change, update)) / square if square else 0.0
+    residual = float(np.linalg.norm(change - share * update))
+    rounding = pair.rounding * float(np.linalg.norm(start))
+    if residual > 2 * SAME * np.sqrt(square) + 2 * rounding:
+        return None
+    fitting = [text for value, text in _known_shares(adapter) if abs(value - share) < 2 * SAME]
+    description = " or ".join(fitting) or f"merged with {share:.4g} times its scale"
+    facts = {"times": share, "rank": adapter.rank}
+    return pair.finding(Kind.ADAPTER, f"the adapter (LoRA) is {description}", facts=facts)
+
+
+def _known_shares(adapter: AdapterEffect) -> Iterator[tuple[float, str]]:
+    """Yield the share of an adapter's update after each known mistake, and the mistake."""
+    yield 0.0, "not merged"
+    yield 2.0, "merged twice"
+    yield 1 / adapter.scale, f"merged without its scale ({adapter.scale:.4g})"
+    if adapter.stabilized:
+        text = "merged with alpha / rank instead of alpha / √rank (rank-stabilized)"
+        yield adapter.rank**-0.5, text
+    else:
+        text = "merged with alpha / √rank (rank-stabilized) instead of alpha / rank"
+        yield adapter.rank**0.5, text
+
+
+def low_rank(change: np.ndarray, noise: float) -> int | None:
+    """Return the rank of a matrix if it is low and plain; None otherwise.
+
+    Parameters
+    ----------
+    change
+        The matrix, (n, D).
+    noise
+        Standard deviation of the rounding of its entries.
+
+    Examples
+    --------
+    >>> random = np.random.default_rng(0)
+    >>> factors = random.standard_normal((2, 600, 60))
+    >>> low_rank(factors[0] @ factors[1].T, 0.0), low_rank(random.standard_normal((600, 600)), 0.0)
+    (60, None)
+    """
+    most = min(LARGEST_RANK, min(change.shape) // 4)
+    random = np.random.default_rng(0)
+    directions = random.standard_normal((change.shape[1], most + FURTHER_DIRECTIONS))
+    directions = directions.astype(change.dtype)
+    sample = change[:: max(1, len(change) // SAMPLED_ROWS)]
+    for rows in (sample, change):  # few rows rule a high rank out
+        values = np.linalg.svd(rows @ directions, compute_uv=False).astype(np.float64)
+        floor = max(values[0] * RANK, noise * np.sqrt(rows.size))
+        rank = int((values > floor).sum())
+        if rank > most:
+            return None
+    is_plain = rank > 0 and values[rank] < values[rank - 1] / 3
+    return rank if is_plain else None

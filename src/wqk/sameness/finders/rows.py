@@ -1,0 +1,143 @@
+"""Rows and columns of a weight that lie in another order.
+
+Axes: n rows, D columns; H query heads, G key heads, R head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from wqk.sameness.edits import Axes, HeadOrder, Permute, Take, Transpose
+from wqk.sameness.matching import same_numbers
+from wqk.sameness.mismatches import Kind, listed
+from wqk.sameness.permutations import (
+    NamedOrder,
+    name_in_fused,
+    name_of_side,
+    name_permutation,
+    whole_heads,
+)
+from wqk.sameness.weight_pairs import Finding, WeightPair
+
+Find: TypeAlias = "Callable[[WeightPair], Finding | None]"
+
+# Description of an order without a name.
+UNORDERED = "in another order, by no known rule"
+
+
+def find_rows(pair: WeightPair) -> Finding | None:
+    """Find rows that lie in an order with a name, of a weight and of its bias."""
+    rows = pair.row_order
+    if rows is None:
+        return None
+    if _are_repeated_as_a_whole(pair, rows):
+        description = (
+            f"{pair.role} heads are repeated as a whole (repeat), not one by one "
+            "(repeat_interleave)"
+        )
+        shape = pair.repeated, pair.heads // pair.repeated, pair.sizes.width
+        edit = Permute(0, Axes(shape, (1, 0, 2)))
+        return pair.finding(Kind.PAIRING, description, edit, rows=rows)
+    side = name_of_side(rows, pair.heads, pair.sizes) if pair.is_side else None
+    if side is not None:
+        kind, name = side
+        return pair.finding(kind, name.description, name.edit, rows=rows)
+    if pair.heads:
+        of_heads = _find_heads_in_order(pair, rows)
+        if of_heads is not None:
+            return of_heads
+    name_of_rows = _name(pair, rows)
+    if name_of_rows is None:
+        return None
+    description = f"rows of {{}} {name_of_rows.description}"
+    return pair.finding(_kind_of_order(pair), description, name_of_rows.edit, rows=rows)
+
+
+def find_unnamed_rows(pair: WeightPair) -> Finding | None:
+    """Find rows that lie in an order without a name."""
+    if pair.row_order is None:
+        return None
+    description = f"rows of {{}} {UNORDERED}"
+    return pair.finding(_kind_of_order(pair), description, Take(), rows=pair.row_order)
+
+
+def _kind_of_order(pair: WeightPair) -> Kind:
+    """Return the kind of an order of rows: that of a fused weight, or any other."""
+    return Kind.FUSED if len(pair.parts) > 2 else Kind.ROWS
+
+
+def _name(pair: WeightPair, rows: np.ndarray) -> NamedOrder | None:
+    """Return the name of an order of rows; in a fused weight, of its sections."""
+    if len(pair.parts) <= 2:
+        return name_permutation(rows, pair.sizes)
+    queries = pair.parts[0].rows
+    by_group = queries is not None and len(queries) <= queries[-1]
+    return name_in_fused(rows, by_group, pair.sizes)
+
+
+def _are_repeated_as_a_whole(pair: WeightPair, rows: np.ndarray) -> bool:
+    """Return whether key heads are repeated as a whole, not one by one."""
+    if pair.repeated == 1 or not pair.heads:
+        return False
+    heads = whole_heads(rows, pair.sizes.width)
+    groups = pair.heads // pair.repeated
+    tiled = np.arange(pair.heads).reshape(-1, groups).T.ravel()
+    return heads is not None and np.array_equal(heads, tiled)
+
+
+def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> Finding | None:
+    """Find whole heads that lie in another order, given the order of their rows."""
+    heads = whole_heads(rows, pair.sizes.width)
+    if heads is None:
+        return None
+    edit = Permute(0, HeadOrder(tuple(heads.tolist()), pair.sizes.width))
+    description = f"{pair.role} heads in another order: {listed(heads)}"
+    return pair.finding(Kind.HEADS, description, edit, rows=rows)
+
+
+def find_columns(pair: WeightPair) -> Finding | None:
+    """Find columns that lie in another order."""
+    return find_turned(pair, _find_column_order)
+
+
+def find_turned(pair: WeightPair, find: Find) -> Finding | None:
+    """Return what a finder of rows finds among the columns of a weight."""
+    finding = find(pair.turned)
+    if finding is None:
+        return None
+    edits = {name: edit.turned() for name, edit in finding.edits.items()}
+    return replace(finding, rows=None, edits=edits, pair=pair)
+
+
+def _find_column_order(turned: WeightPair) -> Finding | None:
+    """Find rows of a turned weight that lie in another order."""
+    rows = turned.row_order
+    if rows is None:
+        return None
+    if turned.heads:
+        of_heads = _find_heads_in_order(turned, rows)
+        if of_heads is not None:
+            return of_heads
+    name = name_permutation(rows, turned.sizes)
+    if name is not None:
+        return turned.finding(Kind.COLUMNS, f"columns of {{}} {name.description}", name.edit)
+    description = UNORDERED
+    if turned.grid:
+        description = "lie in the order of their groups: act-order was not undone"
+    return turned.finding(Kind.COLUMNS, f"columns of {{}} {description}", Take())
+
+
+def find_transposed(pair: WeightPair) -> Finding | None:
+    """Find a square weight that is stored the other way."""
+    rows, columns = pair.actual.shape
+    if rows != columns or not same_numbers(pair.expected, pair.actual.T):
+        return None
+    actual, expected = "(out, in)", "(in, out)"
+    if pair.layout.turned_first == pair.layout.turned_last:
+        actual, expected = expected, actual
+    description = f"{{}}: stored transposed, {actual} instead of {expected}"
+    return pair.finding(Kind.TRANSPOSED, description, Transpose(), with_bias=False)

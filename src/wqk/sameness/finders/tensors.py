@@ -1,0 +1,198 @@
+"""Tensors in the place of others: exchanged, copied, or cut from a fused weight at other places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from wqk.sameness.edits import Edit, Permute, Take
+from wqk.sameness.finders.rows import UNORDERED
+from wqk.sameness.matching import permutation, same_numbers
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.permutations import name_in_fused
+from wqk.sameness.repairs import Recut
+from wqk.sameness.tolerances import SCREENED
+from wqk.sameness.weight_pairs import SCORED, Finding, WeightPair, short
+
+# The sides of a fused weight, in the order in which they are joined.
+JOINED = ("query", "key", "value")
+
+
+class OtherPlace(NamedTuple):
+    """The place of the reference that a weight is from, where that is another place."""
+
+    kind: Kind
+    description: str  # the tensor or the layer, as the object of a sentence
+
+
+FindOtherPlace: TypeAlias = "Callable[[WeightPair], OtherPlace | None]"
+
+
+def no_other_place(pair: WeightPair) -> None:
+    """Return None: no weight of another place is searched for."""
+
+
+def find_moved_tensors(
+    pairs: Sequence[WeightPair], wrong: Sequence[WeightPair], find_other_place: FindOtherPlace
+) -> list[Finding]:
+    """Find weights that are another tensor's, or exchanged with it.
+
+    Parameters
+    ----------
+    pairs, wrong
+        All weights of a block, and those that are not as expected.
+    find_other_place
+        Returns the other place of the reference that a weight is from.
+    """
+    sources: dict[str, WeightPair] = {}
+    for pair in wrong:
+        source = _source_of(pair, pairs)
+        if source is not None:
+            sources[pair.name] = source
+    findings = _exchanged(wrong, sources)
+    explained = {name for finding in findings for name in finding.tensors}
+    for pair in wrong:
+        if pair.name in explained or pair.role.is_norm:
+            continue
+        source = sources.get(pair.name)
+        if source is not None:
+            description = f"{{}} holds {short(source.name)} of the original"
+            findings.append(pair.finding(Kind.TENSOR, description))
+            continue
+        other = find_other_place(pair)
+        if other is not None:
+            findings.append(pair.finding(other.kind, f"{{}} holds {other.description}"))
+    return findings
+
+
+def _source_of(pair: WeightPair, pairs: Sequence[WeightPair]) -> WeightPair | None:
+    """Return the pair whose expected numbers a tensor holds."""
+    if not np.ptp(pair.actual):
+        return None
+    for source in pairs:
+        fits = source.name != pair.name and source.expected.shape == pair.actual.shape
+        if fits and same_numbers(source.expected, pair.actual):
+            return source
+    return None
+
+
+def _exchanged(wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]) -> list[Finding]:
+    """Find tensors that have changed places, with or without their biases."""
+    by_name = {pair.name: pair for pair in wrong}
+    partners: dict[str, str] = {}
+    for name, source in sources.items():
+        source_of_source = sources.get(source.name)
+        is_back = source_of_source is not None and source_of_source.name == name
+        if is_back and source.name in by_name:
+            partners[name] = source.name
+    # Weights first, whose biases may have moved along.
+    names = sorted(partners, key=lambda name: by_name[name].role.part != "weight")
+    findings: list[Finding] = []
+    explained: set[str] = set()
+    for name in names:
+        if name not in explained:
+            finding = _exchange(by_name[name], by_name[partners[name]], partners)
+            findings.append(finding)
+            explained.update(finding.swapped)
+    return findings
+
+
+def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]) -> Finding:
+    """Return the finding of two tensors that have changed places."""
+    swapped = {pair.name: partner.name, partner.name: pair.name}
+    sides = {pair.role.side, partner.role.side}
+    kind = Kind.TENSOR
+    description = f"{short(pair.name)} and {short(partner.name)} have changed places"
+    if sides == {"query", "key"} and pair.role.part == "weight":
+        kind = Kind.EXCHANGED
+        description = "queries and keys have changed places"
+    bias, bias_of_partner = pair.bias, partner.bias
+    if bias is not None and bias_of_partner is not None:
+        names = bias.name, bias_of_partner.name
+        if all(name in partners for name in names):
+            swapped |= {names[0]: names[1], names[1]: names[0]}
+            description += " with their biases"
+    scored = tuple(side for side in SCORED if side in sides)
+    return Finding(kind, description, {}, pair, sides=scored, swapped=swapped)
+
+
+def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
+    """Find queries, keys and values whose rows lie among each other: a fused weight that was cut.
+
+    The rows of all three are joined, and searched for among the expected rows of all three.
+    """
+    weights = _weights_of_sides(pairs)
+    if not weights or not _may_be_recut(weights):
+        return None
+    rows = _rows_of_all(weights)
+    lengths = tuple(len(pair.actual) for pair in weights)
+    side_of_row = np.arange(len(weights)).repeat(lengths)
+    if rows is None or np.array_equal(side_of_row[rows], side_of_row):
+        return None
+    first = weights[0]
+    name = name_in_fused(rows, by_group=False, sizes=first.sizes)
+    if name is None:
+        edits: dict[str, Edit] = {pair.name: Take() for pair in weights}
+        description = f"rows of queries, keys and values lie among each other {UNORDERED}"
+        return Finding(Kind.FUSED, description, edits, first, sides=SCORED)
+    assert isinstance(name.edit, Permute)
+    axis = 1 if _is_stored_turned(first) else 0
+    names = tuple(pair.name for pair in weights)
+    recuts = [Recut(names, lengths, name.edit.order, axis)]
+    biases = [pair.bias for pair in weights if pair.bias is not None]
+    if len(biases) == len(weights) and not any(bias.right for bias in biases):
+        names_of_biases = tuple(bias.name for bias in biases)
+        recuts.append(Recut(names_of_biases, lengths, name.edit.order))
+    description = f"queries, keys and values are cut from one weight whose rows {name.description}"
+    return Finding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
+
+
+def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:
+    """Return the weights of queries, keys and values; none unless each has heads."""
+    by_side: dict[str, WeightPair] = {}
+    for pair in pairs:
+        if pair.heads and pair.role.part == "weight":
+            by_side[pair.role.side] = pair
+    if any(side not in by_side for side in JOINED):
+        return []
+    return [by_side[side] for side in JOINED]
+
+
+def _is_stored_turned(pair: WeightPair) -> bool:
+    """Return whether the rows of a weight are columns of the stored tensor."""
+    return pair.layout.turned_first != pair.layout.turned_last
+
+
+def _may_be_recut(weights: Sequence[WeightPair]) -> bool:
+    """Return whether the rows of queries, keys and values could be those of one fused weight."""
+    if len({pair.expected.shape[1] for pair in weights}) > 1:
+        return False
+    if len({_is_stored_turned(pair) for pair in weights}) > 1:
+        return False
+    for pair in weights:
+        if len(pair.layout.shape) != 2 or pair.repeated != 1 or pair.role.fused:
+            return False
+    wrong = [pair for pair in weights if not pair.right]
+    return len(wrong) >= 2 and not all(_has_own_rows(pair) for pair in weights)
+
+
+def _has_own_rows(pair: WeightPair) -> bool:
+    """Return whether rows at equal distances are all among the expected rows of the same weight."""
+    if pair.right:
+        return True
+    expected, actual = pair.sketches
+    rows = np.unique(np.linspace(0, len(actual) - 1, SCREENED).astype(int))
+    likeness = np.abs(actual[rows] @ expected.T).max(axis=1)
+    return bool((likeness > pair.alike).all())
+
+
+def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
+    """Return the actual rows of several weights that make the expected rows of all of them."""
+    expected = np.concatenate([pair.expected for pair in weights])
+    actual = np.concatenate([pair.actual for pair in weights])
+    sketches_of_expected = np.concatenate([pair.sketches[0] for pair in weights])
+    sketches_of_actual = np.concatenate([pair.sketches[1] for pair in weights])
+    least_cosine = min(pair.alike for pair in weights)
+    return permutation(expected, actual, least_cosine, (sketches_of_expected, sketches_of_actual))
