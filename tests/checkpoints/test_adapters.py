@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests import small
 from tests.command import run
+from tests.sameness.adapting import adapter_on
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
@@ -199,3 +200,17 @@ def test_factors_that_the_configuration_leaves_out_are_refused(
 def test_targets_that_are_no_names_are_refused(base: Path, targets: Any):
     with pytest.raises(CheckpointError, match="target_modules must be a pattern or a list"):
         open_checkpoint(adapter(base, factors(QUERY), target_modules=targets))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"r": 2}, {"r": None}, {"r": True}, {"rank_pattern": {"q_proj": 2}}], ids=str
+)
+def test_factors_of_another_rank_than_the_configuration_sets_are_refused(tmp_path, settings):
+    """PEFT builds factors of that rank, and cannot load these; the scale would be a guess."""
+    model = small.llama(layers=1, key_heads=4)
+    tensors = {name: value.astype(np.float32) for name, value in model._arrays.items()}
+    folder, _ = adapter_on(tmp_path, tensors, model.config)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(CheckpointError, match=r"have rank 4, but .* \(r, rank_pattern\)"):
+        open_checkpoint(folder)

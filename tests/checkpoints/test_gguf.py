@@ -160,7 +160,12 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write(
-    path: Path, model: StateDict, kind: str = "F32", key_heads: int = G, **facts: Any
+    path: Path,
+    model: StateDict,
+    kind: str = "F32",
+    key_heads: int = G,
+    words: int = 5000,
+    **facts: Any,
 ) -> Path:
     """The same model as llama.cpp stores it, its weights of some type."""
     names = {"gpt_neox": "gptneox"}
@@ -182,7 +187,7 @@ def write(
         writer.add_layer_norm_rms_eps(1e-6)
     else:
         writer.add_layer_norm_eps(1e-5)
-    writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(5000)])
+    writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(words)])
     tensors = [
         _converted(name, np.asarray(array), architecture, key_heads)
         for name, array in model._arrays.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.limits import failing, within
 
 from wqk.checkpoints import Part, open_checkpoint, steps_of
 from wqk.errors import CheckpointError
+from wqk.storage import local
 
 BAD_INDEXES = {
     "outside": [{"weight_map": {"a": "../model-1.safetensors"}}, "outside its own folder"],
@@ -437,3 +439,21 @@ def test_a_file_that_is_replaced_while_it_is_read_stays_what_it_was(folder):
     save_file(weights(7, "a", "b"), folder / "other.safetensors")
     (folder / "other.safetensors").replace(folder / "model.safetensors")
     assert_holds(checkpoint, tensors)
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_opened_is_refused(folder, monkeypatch):
+    """Headers of the old shards and of the new ones would be one model."""
+    write(folder, "shards")
+    plain, opened = local.LocalFile.__init__, []
+
+    def replace_others(file: local.LocalFile, *arguments: object) -> None:
+        plain(file, *arguments)
+        opened.append(file)
+        if len(opened) == 3:  # the index, the configuration, a shard
+            for path in folder.glob("*.safetensors"):
+                shutil.copy(path, folder / "new")
+                (folder / "new").replace(path)
+
+    monkeypatch.setattr(local.LocalFile, "__init__", replace_others)
+    with pytest.raises(CheckpointError, match="was replaced while the checkpoint was opened"):
+        open_checkpoint(folder)

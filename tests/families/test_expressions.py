@@ -103,6 +103,15 @@ def test_what_is_no_expression_is_refused_by_file_and_key(text: str, reason: str
             parse_family(toml, "toy.toml")
 
 
+@pytest.mark.parametrize("key", ["scale", "heads", "window"])
+def test_an_empty_expression_is_refused_where_a_list_is_expected(key: str) -> None:
+    """A single expression that is empty, such as a condition, is none."""
+    start = 'name = "toy"\n[[attention]]\nstack = "x"\nquery = "q"\nkey = "k"\n'
+    with pytest.raises(UnknownFamily, match=f"^toy.toml: '{key}': '' is not an expression"):
+        parse_family(f'{start}{key} = ""', "toy.toml")
+    assert parse_family(f'{start}only_if = ""', "toy.toml").attention[0].only_if == ""
+
+
 @pytest.mark.parametrize(
     ("config", "text", "message"),
     [

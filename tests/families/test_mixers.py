@@ -600,3 +600,26 @@ def test_a_scan_reads_what_explain_says(name: str, tmp_path: Path) -> None:
     seen: list[Any] = []
     wqk.scan(tmp_path, heads=False, on_progress=seen.append)
     assert seen[-1].bytes_read == wqk.explain(tmp_path).bytes_to_read
+
+
+def test_an_output_in_one_dimension_is_refused(tmp_path: Path) -> None:
+    save(CASES["qwen3-next"], tmp_path)
+    name = "layers.0.linear_attn.out_proj.weight"
+    edit_tensors(tmp_path, lambda tensors: tensors | {name: tensors[name].reshape(-1)})
+    with pytest.raises(CheckpointError, match="expected a matrix"):
+        wqk.scan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "lost"),
+    [
+        ("bamba", "layers.2.self_attn.q_proj.weight"),
+        ("bamba", "layers.0.mamba.in_proj.weight"),
+        ("qwen3-next", "layers.0.linear_attn.in_proj_qkvz.weight"),
+    ],
+)
+def test_a_layer_without_its_queries_is_not_left_out_in_silence(case, lost, tmp_path):
+    save(CASES[case], tmp_path)
+    edit_tensors(tmp_path, lambda tensors: {name: t for name, t in tensors.items() if name != lost})
+    with pytest.raises(CheckpointError, match=r"incomplete, layer \d has .*, but no queries"):
+        wqk.scan(tmp_path)

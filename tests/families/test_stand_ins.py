@@ -6,8 +6,12 @@ code.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from tests.families.computing import (
     RNG,
     Fed,
@@ -98,6 +102,16 @@ def test_litgpt(norm: str, older: bool) -> None:
             statuses=PARTIAL,
             **told,
         )
+
+
+@pytest.mark.parametrize("size", [-4, "6", R + 1])
+def test_litgpt_s_width_of_heads_has_to_be_that_of_the_rows(tmp_path: Path, size: object) -> None:
+    rows = (H + 2 * 2) * R
+    torch.save({"transformer.h.0.attn.qkv.weight": torch.ones(rows, 8)}, tmp_path / "lit_model.pth")
+    settings = {"n_layer": 1, "n_head": H, "n_query_groups": 2, "head_size": size}
+    (tmp_path / "model_config.yaml").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=f"head_size is .*has {rows} rows for {H} heads"):
+        wqk.open(tmp_path)
 
 
 @pytest.mark.parametrize("within", ["", "text."])

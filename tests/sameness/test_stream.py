@@ -183,3 +183,14 @@ def test_heads_and_neurons_are_freedoms_with_the_stream_and_without(name, stream
 def test_a_norm_that_subtracts_a_mean_is_refused_with_the_reason() -> None:
     comparison = wqk.same(*[wqk.open(wqk.demo_model("decoder"))] * 2, up_to=["stream"])
     assert "vector of ones" in " ".join(comparison.notes)
+
+
+@pytest.mark.parametrize("norm", ["layers.1.input_layernorm", "layers.0.post_attention_layernorm"])
+def test_a_gain_of_zero_in_a_turned_model_is_a_difference(norm: str) -> None:
+    """No weight behind the gain replaces what it takes away."""
+    original = model("llama3")
+    candidate = turned(original)
+    with torch.no_grad():
+        dict(candidate.named_parameters())[f"model.{norm}.weight"][3] = 0
+    assert wqk.same(original, turned(original), up_to=["stream"])
+    assert not wqk.same(original, candidate, up_to=["stream"])

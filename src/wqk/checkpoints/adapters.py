@@ -544,7 +544,28 @@ def _update(
     transposed = turned == shape and (stored_in_out or product != shape)
     if not transposed and product != shape:
         raise CheckpointError(f"adds {product} to {name}, whose shape is {shape}")
+    _require_rank(adapter.config, module_of(name), down[0])
     rank, stable = down[0], adapter.config.get("use_rslora") or False
     if not isinstance(stable, bool):
         raise CheckpointError(f"use_rslora must be true or false, got {shown(stable)}")
     return Update(*factors, alpha / (math.sqrt(rank) if stable else rank), transposed)
+
+
+def _require_rank(config: Mapping[str, Any], module: str, rank: int) -> None:
+    """Check that the configuration sets the rank that a module's factors have.
+
+    PEFT builds factors of the configured rank, and fails to load others.
+    """
+    patterns = config.get("rank_pattern") or {}
+    if not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
+        raise CheckpointError(f"rank_pattern must be ranks by pattern, got {shown(patterns)}")
+    ranks = (
+        value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module)
+    )
+    configured = next(ranks, config.get("r", rank))
+    if type(configured) is not int or configured != rank:
+        raise CheckpointError(
+            f"the factors of {shortened(module, 120)} have rank {rank}, but {CONFIG} sets "
+            f"{shown(configured)} (r, rank_pattern), so PEFT would not load them; correct the "
+            "configuration"
+        )

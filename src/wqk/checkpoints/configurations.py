@@ -223,6 +223,7 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
         )
     name = config.get("name")
     added: dict[str, Any] = {"unit_offset": isinstance(name, str) and "Gemma" in name}
+    _require_head_size(config, opened.tensors)
     if config.get("sliding_window_size") and isinstance(windows, list):
         added["layer_types"] = [
             "sliding_attention" if is_windowed else "full_attention" for is_windowed in windows
@@ -239,6 +240,22 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
     elif ratio not in (None, 1):
         added["rope_scaling"] = {"rope_type": "linear", "factor": ratio}
     return added
+
+
+def _require_head_size(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    """Check that LitGPT's ``head_size`` divides the rows of the weights as its heads do."""
+    size, heads = config.get("head_size"), _whole(config, "n_head")
+    if size is None or not heads:
+        return
+    groups = _whole(config, "n_query_groups") or heads
+    for name, info in tensors.items():
+        if not re.fullmatch(r"(.*\.)?h\.\d+\.attn\.(qkv|attn)\.weight", name):
+            continue
+        if type(size) is not int or info.shape[0] != (heads + 2 * groups) * size:
+            raise CheckpointError(
+                f"model_config.yaml: head_size is {shown(size)}, but {name} has {info.shape[0]} "
+                f"rows for {heads} heads of queries and {groups} of keys and of values"
+            )
 
 
 def _open_clip(opened: Opened) -> dict[str, Any]:

@@ -122,11 +122,16 @@ def _parse_yaml(text: bytearray) -> dict[str, Any]:
     return dict(plain(value))
 
 
-def local_folder(folder: Path) -> Folder:
-    """Open a folder on disk."""
+def local_folder(folder: Path, opened: list[LocalFile] | None = None) -> Folder:
+    """Open a folder on disk; every file that is opened in it is added to ``opened``."""
 
     def source(name: str) -> LocalFile | None:
-        return LocalFile(folder / name) if os.path.lexists(folder / name) else None
+        if not os.path.lexists(folder / name):
+            return None
+        file = LocalFile(folder / name)
+        if opened is not None:
+            opened.append(file)
+        return file
 
     def below() -> list[str]:
         return [str(path.relative_to(folder)) for path in folder.glob("*/*")]
@@ -731,13 +736,21 @@ def _step(about: Mapping[str, Any]) -> int | None:
 def open_local(path: Path) -> Checkpoint:
     """Open the checkpoint in a folder or a file.
 
+    A file that is replaced while others are opened is an error: headers of one checkpoint, and of
+    another that a trainer saves over it, would be mixed.
+
     Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
     """
-    name = redacted(str(path))
+    name, opened = redacted(str(path)), list[LocalFile]()
     with errors_about(name):
         try:
             folder = path if path.is_dir() else path.parent
-            checkpoint = read_folder(local_folder(path)) if path.is_dir() else _open_file(path)
+            if path.is_dir():
+                checkpoint = read_folder(local_folder(path, opened))
+            else:
+                checkpoint = _open_file(path, opened)
+            for file in opened:
+                file.require_in_place()
             step = step_in(folder.resolve().name)  # also where it is called "."
         except OSError as error:
             raise CheckpointError(f"cannot be opened ({error.strerror})") from None
@@ -748,8 +761,8 @@ def open_local(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _open_file(path: Path) -> StoredCheckpoint:
-    """Open the checkpoint in one file, with the configuration next to it."""
+def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
+    """Open the checkpoint in one file, with the configuration next to it; see `local_folder`."""
     if not path.exists():
         raise CheckpointError(f"no such file or folder{beside(path)}")
     if reason := unread_format(path.name):
@@ -760,7 +773,7 @@ def _open_file(path: Path) -> StoredCheckpoint:
             "not a checkpoint file; expected .safetensors, .gguf, or a torch archive "
             f"({', '.join(ARCHIVES)})"
         )
-    folder = local_folder(path.parent)
+    folder = local_folder(path.parent, opened)
     parts = layout.files(folder.names or ()) if layout and layout.split_axis else ()
     if len(parts) > 1:
         raise CheckpointError(

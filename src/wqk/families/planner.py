@@ -21,7 +21,7 @@ from wqk.families.naming import weight_name, without_numbers
 from wqk.families.plans import AttentionPlan, Positional
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Projections, Side, projections_of, sides_of
-from wqk.families.spellings import find_layers
+from wqk.families.spellings import find_layers, require_whole_layers
 from wqk.families.windows import window_of
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
     by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
     if by_rule and not any(by_rule):
         raise _absence(checkpoint, family)
+    require_whole_layers(checkpoint.tensors(), family.attention)
     return _with_distinct_stacks([plans for plans in by_rule if plans])
 
 

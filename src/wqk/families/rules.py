@@ -7,7 +7,7 @@ the default.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -266,9 +266,13 @@ def _require_readable(rule: msgspec.Struct) -> None:
     """Raise `ValueError`, which names the key, if an expression of a table cannot be read."""
     for key in _expression_keys(type(rule)):
         value = getattr(rule, key)
-        texts = value.values() if isinstance(value, dict) else value
-        for text in (texts,) if isinstance(texts, str) else texts:
-            if text not in ("", LOCAL):
+        texts: Iterable[object]
+        if isinstance(value, str):
+            texts = [value] if value else []  # an empty one is none
+        else:
+            texts = value.values() if isinstance(value, dict) else value
+        for text in texts:
+            if text != LOCAL:
                 _require_expression(key, str(text))
 
 

@@ -473,6 +473,8 @@ def _output(
         return Side(_with_axes(match, name, HEAD_AXES[rule.layout][1]))
     stored_in_out = rule.layout == "conv1d"
     shape = match.tensors[name].shape
+    if len(shape) < 2 or 0 in shape:
+        raise CheckpointError(f"{name}: expected a matrix, got shape {shape}")
     inputs = shape[0 if stored_in_out else 1]
     groups = 0
     if rule.layout == "convolution" and values is not None:

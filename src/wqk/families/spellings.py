@@ -6,8 +6,9 @@ A spelling is a name with placeholders: ``layers.{layer}.self_attn.q_proj``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from wqk.checkpoints import Part, TensorInfo
@@ -177,6 +178,43 @@ def _layers_of_spelling(
         elif not rule.between and not _is_in_recurrence(stem, tensors):
             raise CheckpointError(f"incomplete, tensor {missing[0]!r} is missing")
     return layers
+
+
+def require_whole_layers(tensors: Tensors, rules: Sequence[AttentionRule]) -> None:
+    """Check that every layer with a part of some attention has the queries of an attention.
+
+    For rules that only some layers have: a layer whose queries are lost would be left out in
+    silence.
+
+    Raises
+    ------
+    CheckpointError
+        A layer has keys, values or outputs of such a rule, but no queries of any rule.
+    """
+    partial_rules = [rule for rule in rules if not rule.every_layer]
+    if not partial_rules:
+        return
+    with_queries: set[tuple[str, int]] = set()
+    for rule in rules:
+        for spelling in rule.fused or rule.query:
+            with_queries.update(map(_place, _matching_names(tensors, spelling, rule.prefix)))
+    known_prefixes = {prefix for prefix, _ in with_queries}
+    for rule in partial_rules:
+        for spelling in chain(rule.key, rule.value, rule.output):
+            if "{layer}" not in spelling:
+                continue
+            for match in _matching_names(tensors, spelling, rule.prefix):
+                prefix, layer = _place(match)
+                if prefix in known_prefixes and (prefix, layer) not in with_queries:
+                    raise CheckpointError(
+                        f"incomplete, layer {layer} has {match[0]!r}, but no queries"
+                    )
+
+
+def _place(match: re.Match[str]) -> tuple[str, int]:
+    """Return the prefix and the layer of a name that a spelling matches."""
+    _, *numbers = match.groups()
+    return match["prefix"], int(numbers[0]) if numbers else 0
 
 
 def _is_in_recurrence(stem: str, tensors: Tensors) -> bool:

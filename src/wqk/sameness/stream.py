@@ -107,6 +107,7 @@ class Turned(View):
                 self.turns[weight.projection.tensor] = StreamTurn(axis, weight.gain)
             self._turn_others(gain_by_reader, formed, len(rotation))
         gains = {turn.gain for turn in self.turns.values() if turn.gain}
+        gains = {gain for gain in gains if not self._is_lossy(gain)}
         self._moved_gains = gains - formed if rotation is None else gains
         self.changed = {*self.turns, *self._copies, *self._moved_gains}
 
@@ -252,6 +253,17 @@ class Turned(View):
             np.linalg.norm(np.sort(expected) - np.sort(actual)),
         )
         return bool(distance <= allowed(info, candidate_info) * np.linalg.norm(candidate_rows))
+
+    def _is_lossy(self, gain: str) -> bool:
+        """Return whether the candidate's gain is 0 where the reference has a value.
+
+        No weight behind such a gain replaces the lost values, so that the gain was not moved.
+        """
+        (before,) = self.inner.read([Part(gain)])
+        is_lost = self._in_candidate(gain) + self._offset == 0
+        if self._rotation is None:
+            is_lost &= before + self._offset != 0
+        return bool(is_lost.any())
 
     def _gains(self, gain: str) -> tuple[Any, Any]:
         """Return the factors of values before they turn, and the divisors after they turned."""

@@ -23,6 +23,11 @@ class Identity(NamedTuple):
     size: int
     modified: int  # nanoseconds
 
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        """Identity of the file with this status."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
 
 class Handle:
     """An open file, closed when the last reference to the handle is gone."""
@@ -40,8 +45,7 @@ class Handle:
     @property
     def identity(self) -> Identity:
         """The present identity of the file."""
-        status = os.fstat(self._descriptor)
-        return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return Identity.of(os.fstat(self._descriptor))
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read bytes from this offset, and return their number, which is 0 at the end."""
@@ -113,6 +117,18 @@ class LocalFile:
             self._handle = handle
         _keep_open(self)
         return handle
+
+    def require_in_place(self) -> None:
+        """Raise `CheckpointError` if another file, or no file, is now under the path."""
+        try:
+            identity = Identity.of(self._path.stat())
+        except OSError:
+            identity = None
+        if identity != self._identity:
+            raise CheckpointError(
+                f"{self.name}: was replaced while the checkpoint was opened; open the checkpoint "
+                "again once it is no longer written to"
+            )
 
     def close(self) -> None:
         """Let go of the handle; who reads at this moment keeps it until the end of the read."""
