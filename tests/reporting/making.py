@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +22,7 @@ EVIL = "=</script><img src=x onerror=document.title='owned'>&amp;<b>${title}`"
 
 def row(**values: Any) -> dict[str, Any]:
     """A row as a scan makes it, of a layer."""
-    known = {
+    defaults = {
         "checkpoint": "owner/model",
         "stack": "encoder",
         "kind": "self",
@@ -36,7 +37,7 @@ def row(**values: Any) -> dict[str, Any]:
         "directionality_excess": -0.75,
         "status": "ok",
     }
-    return known | values
+    return defaults | values
 
 
 def rows(
@@ -68,7 +69,7 @@ def rows(
 
 
 def table(*parts: list[dict[str, Any]], **metadata: Any) -> ScoreTable:
-    return ScoreTable.from_rows([row for part in parts for row in part], metadata)
+    return ScoreTable.from_rows([*itertools.chain(*parts)], metadata)
 
 
 def training(name: str, steps: tuple[int, ...], **options: Any) -> ScoreTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from typing import Any
 
@@ -34,7 +35,7 @@ def folder(tmp_path_factory):
     wqk.write_report([wqk.scan(m) for m in models], place / "pair.html", details=details)
     wqk.write_report(training("run", STEPS), place / "steps.html")
     wqk.write_report(distant(), place / "distances.html")
-    runs = [run for mode in MODELS for run in trained(place, mode)]
+    runs = list(itertools.chain.from_iterable(trained(place, mode) for mode in MODELS))
     wqk.write_report([run.scores for run in runs], place / "runs.html", runs=runs)
     wqk.write_report([table(rows(f"m{i}", seed=i)) for i in range(7)], place / "many.html")
     wqk.write_report(table(rows(EVIL, layers=2), rows("plain")), place / "evil.html", title=EVIL)
@@ -109,11 +110,11 @@ def test_measures_on_request_have_a_panel_each_with_their_value_by_chance(browse
         strict=True,
     ):
         shown = {label: curve["y"] for label, curve in figure.items()}
-        own = next(y for label, y in shown.items() if label.endswith("decoder"))
-        assert own == pytest.approx(layers[name].to_list(), rel=1e-5)
+        of_model = next(y for label, y in shown.items() if label.endswith("decoder"))
+        assert of_model == pytest.approx(layers[name].to_list(), rel=1e-5)
         if name != "eigenvalue_positivity":
-            null = next(y for label, y in shown.items() if label.endswith("null"))
-            assert null == pytest.approx(layers[f"{name}_null"].to_list(), rel=1e-5)
+            by_chance = next(y for label, y in shown.items() if label.endswith("null"))
+            assert by_chance == pytest.approx(layers[f"{name}_null"].to_list(), rel=1e-5)
     with Reader(browser, folder / "pair.html") as page:
         assert not page.locator("#measures").is_visible()
 
@@ -163,9 +164,9 @@ def test_losses_are_means_in_the_colors_of_their_models(browser, folder):
         assert shown[name]["y"] == pytest.approx([3.85, 2.35, 2.85])
         red, _, blue = map(int, re.findall(r"\d+", shown[name]["line"]["color"])[:3])
         assert (blue > red) == (mode == "encoder")
-    bands = [trace for trace in drawn if not trace.get("name")]
-    ends = [end(band["y"]) for band in bands for end in (min, max)]
-    assert ends == pytest.approx([2.3, 3.9] * len(MODELS))
+    bands = [trace["y"] for trace in drawn if not trace.get("name")]
+    assert [min(losses) for losses in bands] == pytest.approx([2.3] * len(MODELS))
+    assert [max(losses) for losses in bands] == pytest.approx([3.9] * len(MODELS))
 
 
 def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(pair):
@@ -198,10 +199,10 @@ def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(p
     box = pair.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
     pair.mouse.move(box["x"] + 0.875 * box["width"], box["y"] + 0.125 * box["height"])
     pair.wait_for_selector("#heads .hovertext")
-    told = pair.locator("#heads .hovertext").first.text_content()
+    tooltip = pair.locator("#heads .hovertext").first.text_content()
     lowest = heads.filter(layer=0).sort("symmetry").row(0, named=True)
-    assert f"layer 0, head {lowest['head']}" in told
-    assert f"symmetry {lowest['symmetry']:.3f}".replace("-", "−") in told
+    assert f"layer 0, head {lowest['head']}" in tooltip
+    assert f"symmetry {lowest['symmetry']:.3f}".replace("-", "−") in tooltip
 
 
 def test_rows_are_sorted_by_their_headings_and_filtered_by_what_is_typed(pair):
@@ -236,9 +237,9 @@ def test_the_filter_reads_the_words_of_the_table_and_refuses_unknown_columns(pai
     assert column(pair, "model") == ["decoder"] * 4
     pair.locator("#filter").fill("status=OK null<0")
     assert column(pair, "head") == []
-    for typed, said in (("layr=3", "No column “layr”"), ("status>ok", "needs a number")):
+    for typed, message in (("layr=3", "No column “layr”"), ("status>ok", "needs a number")):
         pair.locator("#filter").fill(typed)
-        assert said in pair.locator("#count").inner_text()
+        assert message in pair.locator("#count").inner_text()
         assert pair.locator("#filter").get_attribute("aria-invalid") == "true"
     pair.locator("#filter").fill("layer=3")
     assert pair.locator("#filter").get_attribute("aria-invalid") is None
@@ -265,7 +266,7 @@ def test_nothing_leaves_the_page_whatever_is_pressed(pair):
         ".map(({_context: c}) => [c.showSendToCloud, c.displayModeBar, c.plotlyServerURL])"
     )
     assert len(configuration) > 6
-    assert {tuple(one) for one in configuration} == {(False, False, "")}
+    assert {tuple(settings) for settings in configuration} == {(False, False, "")}
 
 
 def test_one_legend_tells_the_models_apart_without_color(browser, folder):
@@ -400,12 +401,11 @@ def test_matrices_and_coupling_follow_the_layer(pair):
     matrix = curves(pair, "matrices", 2)["0"]
     np.testing.assert_allclose(matrix["z"], block.image * block.image_unit / 127, rtol=1e-4)
     np.testing.assert_allclose(curves(pair, "matrices", 3)["0"]["z"], block.coupling, atol=6e-4)
-    said = pair.locator("#matrices .said").nth(2).inner_text()
-    assert said.startswith(f"{len(block.outlying_rows)} outlying rows")
+    caption = pair.locator("#matrices .said").nth(2).inner_text()
+    assert caption.startswith(f"{len(block.outlying_rows)} outlying rows")
     outlying = curves(pair, "matrices", 5)
-    assert sorted(outlying["columns"]["x"]) == sorted(
-        dimension for one in details.blocks for dimension in one.outlying_columns.tolist()
-    )
+    expected = np.concatenate([layer.outlying_columns for layer in details.blocks])
+    assert sorted(outlying["columns"]["x"]) == sorted(expected.tolist())
 
 
 def test_the_theme_follows_the_system_and_the_button(pair):
@@ -415,8 +415,8 @@ def test_the_theme_follows_the_system_and_the_button(pair):
     curves(pair, "layers")
     for scheme in ("light", "dark"):
         pair.emulate_media(color_scheme=scheme)
-        other = {"light": "Dark", "dark": "Light"}[scheme]
-        pair.locator("#theme", has_text=f"{other} theme").wait_for()
+        offered = {"light": "Dark", "dark": "Light"}[scheme]
+        pair.locator("#theme", has_text=f"{offered} theme").wait_for()
         shades.append(pair.evaluate(ink))
         assert re.findall(r"\d+", pair.evaluate(drawn))[:3] == re.findall(r"\d+", shades[-1])
     pair.locator("#theme").click()
@@ -476,6 +476,6 @@ def test_the_largest_model_opens_soon(browser, tmp_path):
     page.goto(path.as_uri())
     page.wait_for_selector("#layers .plot .main-svg", state="attached")
     metrics = clock.send("Performance.getMetrics")["metrics"]
-    assert next(one["value"] for one in metrics if one["name"] == "TaskDuration") < 8
+    assert next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration") < 8
     assert page.locator("#count").inner_text().startswith("16,254 of 16,254 rows")
     context.close()

@@ -31,16 +31,16 @@ def test_the_strongest_pairs_are_drawn_and_told(table: wqk.CompositionTable):
 
 
 def test_its_size_does_not_grow_with_the_table(table: wqk.CompositionTable):
-    one = table.frame.head(1)
-    many = pl.concat(
+    pair = table.frame.head(1)
+    pairs = pl.concat(
         [
-            one.with_columns(
+            pair.with_columns(
                 pl.lit(n % 64).alias("writer_head"), pl.lit(2 + n % 40).alias("reader_layer")
             )
             for n in range(600)
         ]
     )
-    assert len(feeding_section([wqk.CompositionTable(many)])) < 300_000
+    assert len(feeding_section([wqk.CompositionTable(pairs)])) < 300_000
 
 
 def test_pairs_by_chance_are_not_drawn(table: wqk.CompositionTable):

@@ -1,4 +1,4 @@
-"""What a notebook shows of an object: small, escaped, without scripts."""
+"""Objects as a notebook shows them: small, escaped, without scripts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_a_report_is_its_own_page(tmp_path):
 
 
 def test_numbers_are_not_broken_and_a_repair_is_code():
-    one, other = (small.llama(sides="qkvo") for _ in range(2))
-    other._arrays["model.layers.1.self_attn.q_proj.weight"] *= 2
-    shown = wqk.same(one, other)._repr_html_()
+    reference, candidate = small.llama(sides="qkvo"), small.llama(sides="qkvo")
+    candidate._arrays["model.layers.1.self_attn.q_proj.weight"] *= 2
+    shown = wqk.same(reference, candidate)._repr_html_()
     assert 'style="text-align: right; white-space: nowrap"' in shown
     assert re.search("<code>.*q_proj.*</code>", shown)
 
@@ -48,6 +48,10 @@ def test_numbers_are_not_broken_and_a_repair_is_code():
 def test_attention_says_what_it_is():
     attention = wqk.open(wqk.demo_model("decoder"))[2]
     shown = attention._repr_html_()
-    for told in ("decoder self, layer 2", "4 over 4 key heads, of width 32", "128 × 128, rank 128"):
-        assert told in shown
+    for phrase in (
+        "decoder self, layer 2",
+        "4 over 4 key heads, of width 32",
+        "128 × 128, rank 128",
+    ):
+        assert phrase in shown
     assert repr(attention.form) == "BilinearForm(128 × 128, rank 128)"

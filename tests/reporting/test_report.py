@@ -1,9 +1,10 @@
-"""What the file holds before any browser opens it: numbers, words, and nothing that runs."""
+"""The file of a report before any browser opens it: numbers, words, and nothing that runs."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import re
 import shutil
 import sys
@@ -49,22 +50,22 @@ def unpacked(group: dict[str, Any]) -> list[dict[str, Any]]:
             return column["all"]
         return column["words"][column["codes"][i]] if "words" in column else column["values"][i]
 
-    return [
-        {name: cell(column, i) for name, column in group["rows"].items()}
-        for i in range(group["count"])
-    ]
+    unpacked_rows = []
+    for i in range(group["count"]):
+        unpacked_rows.append({name: cell(column, i) for name, column in group["rows"].items()})
+    return unpacked_rows
 
 
 def test_every_number_of_the_table_is_in_the_file(tmp_path):
     scores = wqk.scan(ENCODER)
     (group,) = written(tmp_path, scores).data["groups"]
-    for told, row in zip(unpacked(group), scores.frame.iter_rows(named=True), strict=True):
-        assert list(told) == list(SCHEMA)
+    for written_row, row in zip(unpacked(group), scores.frame.iter_rows(named=True), strict=True):
+        assert list(written_row) == list(SCHEMA)
         for name, value in row.items():
             if name == "checkpoint":
                 value = Path(value).name  # without the folders around it
             is_number = isinstance(value, float)
-            assert told[name] == (pytest.approx(value, rel=1e-5) if is_number else value)
+            assert written_row[name] == (pytest.approx(value, rel=1e-5) if is_number else value)
 
 
 def test_nan_infinity_and_nothing_are_nothing(tmp_path):
@@ -150,15 +151,15 @@ def test_statuses_are_told_in_words(tmp_path):
 def test_gammas_that_differ_are_told(tmp_path):
     page = written(tmp_path, [table(rows("a"), gamma=2.0), table(rows("b"), gamma=3.0)])
     assert "different gammas (2.0, 3.0)" in page.text
-    assert [own["group"] for own in page.data["published"]["own"]] == [0]
+    assert [marker["group"] for marker in page.data["published"]["own"]] == [0]
 
 
 def test_where_models_stand_among_published_ones(tmp_path):
     scores = wqk.scan(ENCODER)
     page = written(tmp_path, scores)
     assert "more symmetric than 18 of 24 published encoders and 15 of 15 decoders" in page.text
-    (own,) = page.data["published"]["own"]
-    assert own["symmetry"] == pytest.approx(scores.layers.frame["symmetry"].median())
+    (marker,) = page.data["published"]["own"]
+    assert marker["symmetry"] == pytest.approx(scores.layers.frame["symmetry"].median())
     assert len(page.data["published"]["models"]) >= 30
     folded = ScoreTable(scores.frame, {**scores.metadata, "folded_norms": True})
     assert written(tmp_path, folded).data["published"] is None
@@ -166,20 +167,20 @@ def test_where_models_stand_among_published_ones(tmp_path):
 
 def test_how_the_scores_were_made(tmp_path):
     text = written(tmp_path, wqk.scan(ENCODER, gamma=1.5)).text
-    for told in (f"wqk {wqk.__version__}", "gamma 1.5", "folded norms no", "biases no"):
-        assert told in text
+    for setting in (f"wqk {wqk.__version__}", "gamma 1.5", "folded norms no", "biases no"):
+        assert setting in text
 
 
 def test_the_citation_is_that_of_the_repository():
     cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     bib = (ROOT / "src/wqk/reporting/citation.bib").read_text(encoding="utf-8")
     flat = " ".join(bib.split())
-    told = [*re.findall(r'title: "(.*)"', cff), *re.findall(r'url: "(.*)"', cff)]
-    told += re.findall(r"version: ([\d.]+)\n", cff.removeprefix("cff-version: 1.2.0"))
-    told += [name.strip('" ') for name in re.findall(r"family-names: (.*?), given", cff)]
-    assert len(told) == 10
-    for words in told:
-        assert words in flat
+    entries = [*re.findall(r'title: "(.*)"', cff), *re.findall(r'url: "(.*)"', cff)]
+    entries += re.findall(r"version: ([\d.]+)\n", cff.removeprefix("cff-version: 1.2.0"))
+    entries += [name.strip('" ') for name in re.findall(r"family-names: (.*?), given", cff)]
+    assert len(entries) == 10
+    for entry in entries:
+        assert entry in flat
     assert wqk.__version__ in flat
 
 
@@ -232,16 +233,23 @@ def block(checkpoint: str, layer: int, d: int = 700, seed: int = 0) -> Any:
 
 
 def test_details_are_those_of_the_layers_in_the_table(tmp_path):
-    details = Details(tuple(block(name, layer, 40) for name in ("a", "b") for layer in range(4)))
+    places = itertools.product(("a", "b"), range(4))
+    details = Details(tuple(block(name, layer, 40) for name, layer in places))
     page = written(tmp_path, table(rows("z"), rows("b")), details=[details, details])
-    told = page.data["details"]
-    assert [(one["group"], one["layer"]) for one in told] == [(1, 0), (1, 1), (1, 2)]
+    written_details = page.data["details"]
+    assert [(block["group"], block["layer"]) for block in written_details] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
     kept = details.blocks[4]
-    image = np.frombuffer(base64.b64decode(told[0]["image"]), np.int8).reshape(told[0]["shape"])
+    image = np.frombuffer(base64.b64decode(written_details[0]["image"]), np.int8).reshape(
+        written_details[0]["shape"]
+    )
     np.testing.assert_array_equal(image, kept.image)
-    np.testing.assert_allclose(told[0]["row_norms"], kept.row_norms, rtol=1e-5)
-    np.testing.assert_allclose(told[0]["coupling"], kept.coupling.round(3), atol=1e-6)
-    marked = {number for number, _ in told[0]["outlying_rows"]}
+    np.testing.assert_allclose(written_details[0]["row_norms"], kept.row_norms, rtol=1e-5)
+    np.testing.assert_allclose(written_details[0]["coupling"], kept.coupling.round(3), atol=1e-6)
+    marked = {number for number, _ in written_details[0]["outlying_rows"]}
     assert marked == set(kept.outlying_rows.tolist())
 
 
@@ -254,11 +262,11 @@ def test_long_norms_and_many_images_are_made_smaller_without_losing_peaks(tmp_pa
     monkeypatch.setattr("wqk.reporting.payload.PIXELS", 3 * 64 * 64)
     kept = block("a", 0)
     kept.row_norms[123] = 1e3
-    (told,) = written(tmp_path, table(rows("a")), details=Details((kept,))).data["details"]
-    assert len(told["row_norms"]) == 512
-    assert max(told["row_norms"]) == 1e3
-    assert told["shape"] == [110, 110]
-    image = np.frombuffer(base64.b64decode(told["image"]), np.int8).reshape(110, 110)
+    (written_block,) = written(tmp_path, table(rows("a")), details=Details((kept,))).data["details"]
+    assert len(written_block["row_norms"]) == 512
+    assert max(written_block["row_norms"]) == 1e3
+    assert written_block["shape"] == [110, 110]
+    image = np.frombuffer(base64.b64decode(written_block["image"]), np.int8).reshape(110, 110)
     edges = [round(256 * i / 110) for i in range(111)]
     for i, j in ((0, 0), (17, 93), (86, 43), (109, 109)):
         shared = kept.image[edges[i] : edges[i + 1], edges[j] : edges[j + 1]].ravel().tolist()
@@ -304,9 +312,9 @@ def test_scan_writes_report_and_details_and_report_writes_the_same(run, tmp_path
     assert "report: one.html" in done.stderr
     again = ("report", "scores.parquet", "--details", "forms.npz", "-o", "two.html")
     run(*again)
-    one, two = Page(tmp_path / "one.html").data, Page(tmp_path / "two.html").data
-    assert one["groups"] == two["groups"]
-    for exact, rounded in zip(one["details"], two["details"], strict=True):
+    from_scan, from_files = Page(tmp_path / "one.html").data, Page(tmp_path / "two.html").data
+    assert from_scan["groups"] == from_files["groups"]
+    for exact, rounded in zip(from_scan["details"], from_files["details"], strict=True):
         assert exact["image"] == rounded["image"]
 
 
@@ -341,9 +349,8 @@ def test_the_demo_writes_a_report_with_matrices(run, tmp_path):
     run("demo")
     data = Page(tmp_path / "wqk-demo.html").data
     assert [group["label"] for group in data["groups"]] == ["encoder", "decoder"]
-    assert [(one["group"], one["layer"]) for one in data["details"]] == [
-        (group, layer) for group in (0, 1) for layer in range(4)
-    ]
+    places = [(block["group"], block["layer"]) for block in data["details"]]
+    assert places == list(itertools.product((0, 1), range(4)))
 
 
 def test_encoders_are_blue_and_decoders_orange_wherever_they_are_drawn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -23,8 +24,8 @@ ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))
 
 
-def told(*arguments: str) -> Any:
-    """What ``wqk show`` says as JSON, as the standard has it: no NaN and no infinity."""
+def shown_as_json(*arguments: str) -> Any:
+    """JSON of ``wqk show``, as the standard has it: without NaN and infinity."""
     return json.loads(run("show", *arguments, "--json").stdout, parse_constant=pytest.fail)
 
 
@@ -51,15 +52,13 @@ def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:
 
 def test_bands_leave_out_pruned_heads() -> None:
     """Head 1 of layer 0 and all of layer 1 score nothing."""
-    whole = llama()
-    tensors = whole._arrays
+    checkpoint = llama()
+    tensors = checkpoint._arrays
     tensors["model.layers.0.self_attn.q_proj.weight"][6:12] = 0
     tensors["model.layers.1.self_attn.k_proj.weight"][:] = 0
-    rows = wqk.scan(whole, measures=["bands"]).frame
-    assert (
-        rows["rotary_low_share"].is_finite().to_list()
-        == [True, True, False, True, True] + [False] * 5
-    )
+    rows = wqk.scan(checkpoint, measures=["bands"]).frame
+    is_scored = rows["rotary_low_share"].is_finite().to_list()
+    assert is_scored == [True, True, False, True, True] + [False] * 5
 
 
 def test_terms_of_a_difference_are_those_of_its_factors() -> None:
@@ -86,7 +85,7 @@ def test_an_image_of_a_stack_is_refused() -> None:
 
 
 def test_show_names_the_outlying_rows_and_columns() -> None:
-    shown = told(DECODER, "--layer", "3")
+    shown = shown_as_json(DECODER, "--layer", "3")
     dense = wqk.open(DECODER)[3].form.dense()
     norms = np.linalg.norm(dense, axis=0)
     outlying = np.flatnonzero(norms > norms.mean() + 2 * norms.std(ddof=1))
@@ -95,7 +94,7 @@ def test_show_names_the_outlying_rows_and_columns() -> None:
 
 
 def test_the_coupling_of_planted_transposes_is_one() -> None:
-    coupling = np.array(told(ENCODER, "--layer", "0", "--coupling")["coupling"])
+    coupling = np.array(shown_as_json(ENCODER, "--layer", "0", "--coupling")["coupling"])
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
     heads = [wqk.open(ENCODER)[0][h] for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
@@ -105,19 +104,23 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
 @pytest.fixture
 def pruned(tmp_path: Path) -> str:
     """The encoder without the queries of head 1 in layer 0."""
-    folder, others = Path(shutil.copytree(ENCODER, tmp_path / "pruned")), np.arange(128) // 32 != 1
-    first = ".layer.0.attention.self.query."
-    return str(small.edit(folder, lambda name, t: (t.T * others).T if first in name else t))
+    folder = Path(shutil.copytree(ENCODER, tmp_path / "pruned"))
+    is_kept = np.arange(128) // 32 != 1
+
+    def prune(name: str, tensor: np.ndarray) -> np.ndarray:
+        return (tensor.T * is_kept).T if ".layer.0.attention.self.query." in name else tensor
+
+    return str(small.edit(folder, prune))
 
 
 def test_a_pruned_head_has_no_scores(pruned: str, tmp_path: Path) -> None:
-    assert told(pruned, "--layer", "0", "--head", "1")["symmetry"] is None
-    coupling = told(pruned, "--layer", "0", "--coupling")["coupling"]
+    assert shown_as_json(pruned, "--layer", "0", "--head", "1")["symmetry"] is None
+    coupling = shown_as_json(pruned, "--layer", "0", "--coupling")["coupling"]
     assert coupling[1] == [None] * 4
     assert None not in (coupling[0][0], coupling[2][3])
-    for view, words in ((("--head", "1"), "the form is zero"), (("--coupling",), "pair 0 and 3")):
+    for view, note in ((("--head", "1"), "the form is zero"), (("--coupling",), "pair 0 and 3")):
         out = tmp_path / "pruned.png"
-        assert words in run("show", pruned, "--layer", "0", *view, "--out", str(out)).stderr
+        assert note in run("show", pruned, "--layer", "0", *view, "--out", str(out)).stderr
         assert out.exists()
 
 
@@ -178,17 +181,16 @@ def test_titles_tell_the_attentions_of_a_model_apart() -> None:
     random = np.random.default_rng(0)
     shown = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
     kinds = [f"{stack}.layers.0.{kind}_attn" for stack, kind in shown]
-    tensors = {f"{k}.{s}_proj.weight": random.standard_normal((8, 8)) for k in kinds for s in "qk"}
-    titles = [
-        wqk.show(wqk.open(tensors, heads_per_layer=2), 0, stack=s, kind=k).title for s, k in shown
-    ]
+    names = [f"{kind}.{side}_proj.weight" for kind, side in itertools.product(kinds, "qk")]
+    tensors = {name: random.standard_normal((8, 8)) for name in names}
+    model = wqk.open(tensors, heads_per_layer=2)
+    titles = [wqk.show(model, 0, stack=stack, kind=kind).title for stack, kind in shown]
     assert titles == [f"state dict, {stack} {kind}, layer 0" for stack, kind in shown]
-    own = [(name, tensor) for name, tensor in tensors.items() if "self" in name]
-    models = [
-        wqk.open({n: factor * t if "decoder" in n else t for n, t in own}, heads_per_layer=2)
-        for factor in (1, 2)
-    ]
-    assert "Layer 0 of the decoder (self-attention) moved most" in wqk.diff(*models).result
+    self_attention = {name: tensor for name, tensor in tensors.items() if "self" in name}
+    doubled = {name: 2 * tensor for name, tensor in self_attention.items() if "decoder" in name}
+    before = wqk.open(self_attention, heads_per_layer=2)
+    after = wqk.open(self_attention | doubled, heads_per_layer=2)
+    assert "Layer 0 of the decoder (self-attention) moved most" in wqk.diff(before, after).result
 
 
 def test_curves_over_distance_need_several_distances() -> None:

@@ -1,4 +1,4 @@
-"""What scans promise to Python: keywords, lists, threads, extreme weights and damaged files."""
+"""Scans from Python: keywords, lists, threads, extreme weights and damaged files."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_how_a_checkpoint_is_opened_is_said_to_open_alone():
 
 
 def test_a_list_of_checkpoints_is_one_table():
-    both = wqk.scan([ENCODER, str(DECODER)], heads=False, details=True)
-    apart = [wqk.scan(ref, heads=False, details=True) for ref in (ENCODER, DECODER)]
-    assert_frame_equal(both.frame, wqk.join(apart).frame)
-    assert_frame_equal(both.frame, apart[0].join(apart[1]).frame)
-    assert len(both.details.blocks) == 8
-    assert set(both.metadata["left_out"]) == {str(ENCODER), str(DECODER)}
+    table = wqk.scan([ENCODER, str(DECODER)], heads=False, details=True)
+    tables = [wqk.scan(ref, heads=False, details=True) for ref in (ENCODER, DECODER)]
+    assert_frame_equal(table.frame, wqk.join(tables).frame)
+    assert_frame_equal(table.frame, tables[0].join(tables[1]).frame)
+    assert len(table.details.blocks) == 8
+    assert set(table.metadata["left_out"]) == {str(ENCODER), str(DECODER)}
     for refused in ([], ()):
         with pytest.raises(wqk.errors.CheckpointError, match="empty list"):
             wqk.scan(refused)
@@ -153,7 +153,8 @@ def test_key_heads_can_be_given_wherever_heads_can():
     rng = np.random.default_rng(0)
     fused = {"layers.0.attn.qkv.weight": rng.standard_normal((16 + 2 * 4, 16))}
     heads = {"heads_per_layer": 4, "key_heads": 1}
-    model, moved = (wqk.open({n: w + d for n, w in fused.items()}, **heads) for d in (0, 1))
+    model = wqk.open(fused, **heads)
+    moved = wqk.open({name: weight + 1 for name, weight in fused.items()}, **heads)
     assert set(wqk.diff(model, moved).frame["key_heads"]) == {1}
     assert wqk.show(model, 0, coupling=True).values
     with pytest.raises(wqk.WqkError, match="key heads are only for one that does not"):
@@ -205,11 +206,11 @@ def test_damaged_parquet_files_do_not_take_the_process_down(tmp_path):
     path, dice = tmp_path / "t.parquet", random.Random(0)
     table = wqk.scan(ENCODER)
     table.write(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     assert_frame_equal(pl.read_parquet(path), table.frame)
     for _ in range(60):
-        damaged = bytearray(whole)
-        damaged[dice.randrange(4, len(whole) - 8)] ^= dice.randrange(1, 256)
+        damaged = bytearray(content)
+        damaged[dice.randrange(4, len(content) - 8)] ^= dice.randrange(1, 256)
         path.write_bytes(damaged)
         # A byte of the data may change a score unnoticed; any other error fails the test.
         with contextlib.suppress(TableError):
@@ -228,9 +229,9 @@ def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
     table = wqk.scan(ENCODER, bias=True, gamma=1.5)
     for ending in (".md", ".tex", ".csv"):
         table.write(tmp_path / f"t{ending}")
-    words = "norms not folded in, biases included, gamma 1.5"
-    assert words in (tmp_path / "t.md").read_text()
-    assert words in (tmp_path / "t.tex").read_text()
+    caption = "norms not folded in, biases included, gamma 1.5"
+    assert caption in (tmp_path / "t.md").read_text()
+    assert caption in (tmp_path / "t.tex").read_text()
     assert wqk.read_table(tmp_path / "t.csv").metadata == {
         "gamma": 1.5,
         "folded_norms": False,

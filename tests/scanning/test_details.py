@@ -58,7 +58,7 @@ def saved(details: Details, folder: Path) -> Details:
 
 
 def kept(form: wqk.BilinearForm, folder: Path) -> tuple[BlockDetails, BlockDetails]:
-    """What is seen of a form, and what its file keeps of it."""
+    """Details of a form, as computed and as read from their file."""
     block = block_details(PLACE, form)
     (after,) = saved(Details((block,)), folder).blocks
     return block, after
@@ -82,9 +82,11 @@ def test_details_of_a_layer_are_those_of_the_dense_matrix():
         expected = np.clip(dense, -unit, unit)
         np.testing.assert_allclose(block.image * unit / 127, expected, atol=0.51 * unit / 127)
         heads = [attention[h].dense() for h in range(4)]
-        for a, one in enumerate(heads):
-            for b, other in enumerate(heads):
-                overlap = np.trace(one @ other) / np.linalg.norm(one) / np.linalg.norm(other)
+        for a, head in enumerate(heads):
+            for b, other_head in enumerate(heads):
+                overlap = (
+                    np.trace(head @ other_head) / np.linalg.norm(head) / np.linalg.norm(other_head)
+                )
                 assert abs(block.coupling[a, b] - overlap) < 1e-5
         assert block.key == replace(PLACE, checkpoint=str(ENCODER), layer=layer)
 
@@ -145,9 +147,9 @@ def test_details_come_from_the_one_pass_that_scores(monkeypatch):
     checkpoint = wqk.open_checkpoint(ENCODER)
     read, parts = type(checkpoint).read, []
 
-    def count(self, wanted):
-        parts.extend(wanted)
-        return read(self, wanted)
+    def count(self, requested):
+        parts.extend(requested)
+        return read(self, requested)
 
     monkeypatch.setattr(type(checkpoint), "read", count)
     assert len(wqk.scan(checkpoint, details=True).details.blocks) == 4
@@ -172,9 +174,9 @@ def test_joined_details_keep_all_layers():
         wqk.scan(ENCODER, gamma=3.0, details=True),
         wqk.scan(wqk.demo_model("decoder"), details=True),
     ]
-    one, other = (table.details for table in tables)
+    of_encoder, of_decoder = (table.details for table in tables)
     joined = wqk.join(tables).details
-    assert joined.blocks == one.blocks + other.blocks
+    assert joined.blocks == of_encoder.blocks + of_decoder.blocks
     assert joined.gamma == 3.0
 
 

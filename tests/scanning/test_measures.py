@@ -34,8 +34,8 @@ def test_rows_have_the_spectra_and_the_ceilings_of_their_forms(table: wqk.ScoreT
         if distance == 0:
             form = attention.form if head is None else attention[head]
             expected = spectrum(BilinearForm(form.query, form.key))
-            found = [row[name] for name in expected._fields]
-            assert found == pytest.approx([float(value) for value in expected], abs=1e-6)
+            spectrum_of_row = [row[name] for name in expected._fields]
+            assert spectrum_of_row == pytest.approx([float(value) for value in expected], abs=1e-6)
         if head is not None:
             bounds = {
                 "score_ceiling": ceiling.at_distance[distance][head],
@@ -65,7 +65,7 @@ def test_bands_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
         assert row["rotary_low_share"] == pytest.approx(energies[2] / sum(energies))
 
 
-@pytest.mark.parametrize("measure", MEASURES, ids=lambda one: one.name)
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
 def test_a_measure_fills_its_columns_and_no_others(measure: Measure) -> None:
     plain, table = wqk.scan(model()), wqk.scan(model(), measures=[measure.name])
     added = {name: table[name] for name in table.frame.columns if name not in plain.frame.columns}

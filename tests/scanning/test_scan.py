@@ -116,8 +116,8 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
         folder = tmp_path / str(layers)
         model = small.llama(layers=layers, heads=16, key_heads=16, head_width=64, width=1024)
         small.save_model(folder, model)
-        told = subprocess.check_output([sys.executable, "-c", code, str(folder)], text=True)
-        peaks.append(int(told) / 1024)
+        kilobytes = subprocess.check_output([sys.executable, "-c", code, str(folder)], text=True)
+        peaks.append(int(kilobytes) / 1024)
     # Twenty more layers are 168 MB of weights; none of them may stay.
     assert peaks[1] - peaks[0] < 30
 
@@ -126,18 +126,18 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
 def test_a_device_changes_only_the_rounding(distances: tuple[int, ...], shared: Path) -> None:
     pytest.importorskip("torch")
     folder = shared / "checkpoints" / "stories260k"
-    here = wqk.scan(folder, distances=distances).frame
-    there = wqk.scan(folder, distances=distances, device="cpu").frame
-    assert_frame_equal(here, there, abs_tol=1e-6, rel_tol=1e-5)
+    frame = wqk.scan(folder, distances=distances).frame
+    frame_of_device = wqk.scan(folder, distances=distances, device="cpu").frame
+    assert_frame_equal(frame, frame_of_device, abs_tol=1e-6, rel_tol=1e-5)
 
 
 def test_products_on_a_device_are_whole_and_the_setting_stays() -> None:
     torch = pytest.importorskip("torch")
     settings = torch.backends.cuda.matmul
     if hasattr(settings, "fp32_precision"):  # since PyTorch 2.9
-        name, rounded, whole = "fp32_precision", "tf32", "ieee"
+        name, rounded, exact = "fp32_precision", "tf32", "ieee"
     else:
-        name, rounded, whole = "allow_tf32", True, False
+        name, rounded, exact = "allow_tf32", True, False
     before = getattr(settings, name)
     during: list[object] = []
     setattr(settings, name, rounded)
@@ -150,7 +150,7 @@ def test_products_on_a_device_are_whole_and_the_setting_stays() -> None:
         assert getattr(settings, name) == rounded
     finally:
         setattr(settings, name, before)
-    assert during == [whole] * 4
+    assert during == [exact] * 4
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

@@ -72,9 +72,9 @@ def survey(refs: Any, out: Path | str, **options: Any) -> ScoreTable:
 
 
 @pytest.fixture(scope="module")
-def whole(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def table_bytes(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The table's file after a run that nothing interrupts."""
-    out = tmp_path_factory.mktemp("whole") / "out"
+    out = tmp_path_factory.mktemp("table_bytes") / "out"
     survey(models, out=out)
     return (out / "scores.parquet").read_bytes()
 
@@ -95,8 +95,8 @@ def manifest(out: Path) -> list[dict[str, Any]]:
 # What comes out
 
 
-def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tmp_path: Path):
-    (tmp_path / "t.parquet").write_bytes(whole)
+def test_one_table_of_what_single_scans_give(models: list[str], table_bytes: bytes, tmp_path: Path):
+    (tmp_path / "t.parquet").write_bytes(table_bytes)
     table = read_table(tmp_path / "t.parquet")
     sound = [model for i, model in enumerate(models) if i not in (7, 13)]
     assert table.frame["checkpoint"].unique(maintain_order=True).to_list() == sound
@@ -155,7 +155,7 @@ def test_a_survey_draws_a_box_for_each_model(models, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])
-def test_any_executor_gives_the_same_bytes(models, whole, tmp_path, kind):
+def test_any_executor_gives_the_same_bytes(models, table_bytes, tmp_path, kind):
     executor: Executor | None = None
     if kind == "processes":
         executor = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
@@ -164,10 +164,10 @@ def test_any_executor_gives_the_same_bytes(models, whole, tmp_path, kind):
     wqk.survey(models, out=tmp_path / "out", executor=executor, jobs=2)
     if executor:
         executor.shutdown()
-    assert (tmp_path / "out" / "scores.parquet").read_bytes() == whole
+    assert (tmp_path / "out" / "scores.parquet").read_bytes() == table_bytes
 
 
-def test_a_dask_cluster_gives_the_same_bytes(models: list[str], whole: bytes, tmp_path: Path):
+def test_a_dask_cluster_gives_the_same_bytes(models: list[str], table_bytes: bytes, tmp_path: Path):
     distributed = pytest.importorskip("distributed", reason="needs the extra: wqk[cluster]")
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
@@ -181,7 +181,7 @@ def test_a_dask_cluster_gives_the_same_bytes(models: list[str], whole: bytes, tm
         workers = len(cluster.scheduler_info["workers"])
     assert done.returncode == 1, errors.decode()
     assert workers == 2
-    assert (tmp_path / "out" / "scores.parquet").read_bytes() == whole
+    assert (tmp_path / "out" / "scores.parquet").read_bytes() == table_bytes
 
 
 def test_no_scheduler_and_no_distributed(monkeypatch: pytest.MonkeyPatch):
@@ -196,11 +196,16 @@ def test_no_scheduler_and_no_distributed(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_progress_counts_what_is_done(models: list[str], tmp_path: Path):
-    told: list[SurveyProgress] = []
+    updates: list[SurveyProgress] = []
     survey(models[:6], out=tmp_path)
-    survey(models[:9], out=tmp_path, on_progress=told.append)
-    assert [(p.done, p.failed, p.now) for p in told] == [(6, 0, 0), (7, 0, 1), (7, 1, 2), (8, 1, 3)]
-    assert told[-1].bytes_read == 2 * LAYERS * 2 * WIDTH * WIDTH * 4
+    survey(models[:9], out=tmp_path, on_progress=updates.append)
+    assert [(p.done, p.failed, p.now) for p in updates] == [
+        (6, 0, 0),
+        (7, 0, 1),
+        (7, 1, 2),
+        (8, 1, 3),
+    ]
+    assert updates[-1].bytes_read == 2 * LAYERS * 2 * WIDTH * WIDTH * 4
 
 
 def test_workers_that_do_not_start_are_said(monkeypatch):
@@ -214,9 +219,9 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     result = run("survey", *models, "--jobs", "1", "--out", str(out), exits=1)
     assert f"failed: {models[7]}: " in result.stderr
     assert "18 checkpoints; 2 failed" in result.stderr
-    told = json.loads(run("survey", *models, "--json", "--out", str(out), exits=1).stdout)
-    assert len(told["metadata"]["failed"]) == 2
-    assert len(told["rows"]) == 18 * LAYERS
+    printed = json.loads(run("survey", *models, "--json", "--out", str(out), exits=1).stdout)
+    assert len(printed["metadata"]["failed"]) == 2
+    assert len(printed["rows"]) == 18 * LAYERS
     assert run("survey", *models[:2], "--dry-run").stdout.split() == models[:2]
     assert "medians over layers" in run("survey", models[0], "--out", str(tmp_path / "fine")).stdout
 
@@ -248,7 +253,7 @@ def interrupted(models: list[str], out: Path, kills: int, dice: random.Random) -
 
 
 @counts(5, 25, "kills")
-def test_killed_and_resumed_the_table_is_identical(models, whole, tmp_path, kills):
+def test_killed_and_resumed_the_table_is_identical(models, table_bytes, tmp_path, kills):
     out = tmp_path / "out"
     done = interrupted(models, out, kills, random.Random(kills))
     assert any(0 < parts < 18 for parts in done), done
@@ -256,14 +261,16 @@ def test_killed_and_resumed_the_table_is_identical(models, whole, tmp_path, kill
         part.write_bytes(b"")  # as a loss of power leaves it
         break
     run("survey", *models, "--heads", "--jobs", "1", "--out", str(out), exits=1)
-    assert (out / "scores.parquet").read_bytes() == whole
+    assert (out / "scores.parquet").read_bytes() == table_bytes
     visible = {path.name for path in out.iterdir()}
     summaries = {"summary.csv", "summary.md", "summary.tex"}
     assert visible == {".lock", "manifest.jsonl", "parts", "scores.parquet", *summaries}
     assert len(list((out / "parts").iterdir())) == 18
 
 
-def test_an_interrupt_is_one_line_and_resumable(models: list[str], whole: bytes, tmp_path: Path):
+def test_an_interrupt_is_one_line_and_resumable(
+    models: list[str], table_bytes: bytes, tmp_path: Path
+):
     out = tmp_path / "out"
     process = start("survey", *models, "--heads", "--jobs", "2", "--out", str(out))
     while process.poll() is None and not list(out.glob("parts/*.parquet")):
@@ -275,7 +282,7 @@ def test_an_interrupt_is_one_line_and_resumable(models: list[str], whole: bytes,
     else:  # it was faster than the signal
         assert process.returncode == 1
     survey(models, out=out)
-    assert (out / "scores.parquet").read_bytes() == whole
+    assert (out / "scores.parquet").read_bytes() == table_bytes
 
 
 def test_workers_end_with_their_killed_parent(models: list[str], tmp_path: Path):
@@ -323,7 +330,7 @@ def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], t
 def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(models, tmp_path, count):
     dice = random.Random(count)
     survey(models[:2], out=tmp_path)
-    whole = (tmp_path / "scores.parquet").read_bytes()
+    scores = (tmp_path / "scores.parquet").read_bytes()
     path = tmp_path / "manifest.jsonl"
     content = path.read_bytes()
     for _ in range(count):
@@ -331,7 +338,7 @@ def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(models, tmp_path
         flipped[dice.randrange(len(flipped))] ^= 1 << dice.randrange(8)
         path.write_bytes(flipped)
         if not refused(lambda: survey(models[:2], out=tmp_path)):
-            assert (tmp_path / "scores.parquet").read_bytes() == whole
+            assert (tmp_path / "scores.parquet").read_bytes() == scores
 
 
 def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], tmp_path: Path):
@@ -357,12 +364,12 @@ def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], t
 
 def test_workers_keep_their_tables_and_are_of_one_version(models: list[str], tmp_path: Path):
     (job,) = expand([models[0]])
-    for version, said in ((wqk.__version__, ""), ("0.0.0", "install one version")):
+    for version, refusal in ((wqk.__version__, ""), ("0.0.0", "install one version")):
         options = survey_jobs.Options(2.0, True, version, SCHEMA_VERSION)
         outcome = survey_jobs.run_job(options, job, parts=tmp_path)
         assert outcome.table is None
-        assert said in (outcome.reason or "")
-        assert bool(outcome.rows) != bool(said)
+        assert refusal in (outcome.reason or "")
+        assert bool(outcome.rows) != bool(refusal)
     assert len(read_table(tmp_path / f"{job.key}.parquet")) == LAYERS * (1 + HEADS)
 
 
@@ -374,9 +381,9 @@ def die_on_the_second(job: Job) -> JobOutcome:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_worker_that_dies_fails_its_job_and_no_other(processes: int):
-    made = [Job(str(i), None, None, str(i)) for i in range(4)]
-    found = chain.from_iterable(run_in_processes(die_on_the_second, made, processes))
-    outcomes = {job.name: outcome for job, outcome in found}
+    jobs = [Job(str(i), None, None, str(i)) for i in range(4)]
+    outcomes_of_jobs = chain.from_iterable(run_in_processes(die_on_the_second, jobs, processes))
+    outcomes = {job.name: outcome for job, outcome in outcomes_of_jobs}
     assert sorted(outcomes) == ["0", "1", "2", "3"]
     assert outcomes["1"].error == "WorkerDied"
     assert [outcomes[i].reason for i in "023"] == ["0", "2", "3"]
@@ -450,12 +457,14 @@ def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_pa
 
 
 def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(models, tmp_path, monkeypatch):
-    seen, plain = [], survey_jobs.open_checkpoint
+    keywords_of_calls, plain = [], survey_jobs.open_checkpoint
     monkeypatch.setattr(
-        survey_jobs, "open_checkpoint", lambda ref, **how: seen.append(how) or plain(ref)
+        survey_jobs,
+        "open_checkpoint",
+        lambda ref, **keywords: keywords_of_calls.append(keywords) or plain(ref),
     )
     survey(models[:1], out=tmp_path, token="secret", local_files_only=True)
-    assert seen == [{"revision": None, "token": "secret", "local_files_only": True}]
+    assert keywords_of_calls == [{"revision": None, "token": "secret", "local_files_only": True}]
     assert "secret" not in (tmp_path / "manifest.jsonl").read_text()
 
 
@@ -474,14 +483,16 @@ def test_two_surveys_at_once(models: list[str], tmp_path: Path):
     assert f"another survey is running here (process {os.getpid()} on " in error
 
 
-def test_a_full_disk_is_named_and_nothing_is_half_written(models, whole, tmp_path, monkeypatch):
+def test_a_full_disk_is_named_and_nothing_is_half_written(
+    models, table_bytes, tmp_path, monkeypatch
+):
     written = os.fsync
     # The disk fills up at every one of the first places in turn.
     for room in range(7):
-        left = iter(range(room))
+        free_places = iter(range(room))
 
-        def fsync(descriptor: int, left: Any = left) -> None:
-            if next(left, None) is None:
+        def fsync(descriptor: int, free_places: Any = free_places) -> None:
+            if next(free_places, None) is None:
                 raise OSError(errno.ENOSPC, "No space left on device")
             written(descriptor)
 
@@ -493,7 +504,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(models, whole, tmp_pat
         assert not [p for p in tmp_path.rglob(".*") if p.name != ".lock"]
     monkeypatch.setattr(os, "fsync", written)
     survey(models, out=tmp_path)
-    assert (tmp_path / "scores.parquet").read_bytes() == whole
+    assert (tmp_path / "scores.parquet").read_bytes() == table_bytes
 
 
 def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
@@ -504,11 +515,11 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     for place in (file / "out", Path("/sys/wqk"), Path("/proc/wqk")):
         with pytest.raises(OutputError, match="cannot be written"):
             survey(models[:1], out=place)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "scores.parquet").touch()
+    unrelated = tmp_path / "other"
+    unrelated.mkdir()
+    (unrelated / "scores.parquet").touch()
     with pytest.raises(TableError, match="that no survey wrote"):
-        survey(models[:1], out=other)
+        survey(models[:1], out=unrelated)
 
 
 @pytest.mark.parametrize(
@@ -587,29 +598,29 @@ def test_steps_of_a_local_run(models: list[str], tmp_path: Path):
 
 
 def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked, branches = [], [SimpleNamespace(name=f"step{n}") for n in (1000, 16, 2)]
+    repositories, branches = [], [SimpleNamespace(name=f"step{n}") for n in (1000, 16, 2)]
     refs = SimpleNamespace(branches=branches, tags=[SimpleNamespace(name="v1.0")])
-    monkeypatch.setattr(LISTING, lambda _, repository: asked.append(repository) or refs)
+    monkeypatch.setattr(LISTING, lambda _, repository: repositories.append(repository) or refs)
     jobs = expand(["o/m"], ["step*", "v1.0"])
     steps = [("step2", 2), ("step16", 16), ("step1000", 1000)]
     assert [(job.revision, job.step) for job in jobs] == [*steps, ("v1.0", None)]
-    assert asked == ["o/m"]
+    assert repositories == ["o/m"]
     # Plain names are not looked up; the list is asked for once and kept for later runs.
     assert [job.revision for job in expand(["o/m"], ["step7"])] == ["step7"]
 
-    opened, encoder = [], wqk.demo_model("encoder")
+    locations, encoder = [], wqk.demo_model("encoder")
 
     def open_checkpoint(*location: Any, **revision: Any) -> Any:
-        opened.append((*location, *revision.values()))
+        locations.append((*location, *revision.values()))
         return wqk.open_checkpoint(encoder)
 
     monkeypatch.setattr(survey_jobs, "open_checkpoint", open_checkpoint)
     for _ in range(2):
         table = survey("o/m", out=tmp_path, revisions=["step*"])
-    assert asked == ["o/m", "o/m"]
-    assert opened == [("o/m", name) for name, _ in steps]
-    found = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
-    assert found.rows() == [("o/m", *step) for step in steps]
+    assert repositories == ["o/m", "o/m"]
+    assert locations == [("o/m", name) for name, _ in steps]
+    rows = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
+    assert rows.rows() == [("o/m", *step) for step in steps]
 
 
 def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(models, tmp_path, monkeypatch):

@@ -147,30 +147,32 @@ def with_measures() -> ScoreTable:
     return wqk.scan(wqk.demo_model("encoder"), heads=False, measures=["spectrum", "ceiling"])
 
 
-@pytest.mark.parametrize("column", [*COLUMN_RECORDS, *FURTHER_COLUMNS], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "column", [*COLUMN_RECORDS, *FURTHER_COLUMNS], ids=lambda column: column.name
+)
 def test_a_file_without_a_column_opens_with_what_that_means(tmp_path, column):
     table = with_measures()
     for ending in ("parquet", "jsonl", "csv"):
-        frame, lacking = table.frame.drop(column.name, strict=False), tmp_path / f"t.{ending}"
+        frame, path = table.frame.drop(column.name, strict=False), tmp_path / f"t.{ending}"
         if ending == "parquet":
-            frame.write_parquet(lacking)
+            frame.write_parquet(path)
         elif ending == "csv":
-            frame.write_csv(lacking)
+            frame.write_csv(path)
         else:
-            lacking.write_text("".join(json.dumps(line) + "\n" for line in records(frame)))
+            path.write_text("".join(json.dumps(line) + "\n" for line in records(frame)))
         if column.name in ScoreTable.needed:
             with pytest.raises(TableError, match=f"needs the columns {column.name}"):
-                read_table(lacking)
+                read_table(path)
             continue
-        opened = read_table(lacking).frame
+        opened = read_table(path).frame
         assert_frame_equal(opened.drop(column.name, strict=False), frame)
         if column in COLUMN_RECORDS:
             assert opened.columns == table.frame.columns
             assert opened[column.name].unique().to_list() == [column.missing]
-        repr(read_table(lacking))
+        repr(read_table(path))
 
 
-@pytest.mark.parametrize("column", COLUMN_RECORDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("column", COLUMN_RECORDS, ids=lambda column: column.name)
 def test_a_scan_fills_every_column(column):
     rows = wqk.scan(wqk.demo_model("encoder")).frame[column.name]
     unknown = {"revision", "step", "window"}  # of a folder, and without local attention
@@ -357,8 +359,8 @@ WRITTEN += [
 
 @pytest.mark.parametrize(
     ("call", "name", "message"),
-    [(read_table, *one) for one in READ]
-    + [(lambda path: some_table().write(path), *one) for one in WRITTEN],
+    [(read_table, *case) for case in READ]
+    + [(lambda path: some_table().write(path), *case) for case in WRITTEN],
 )
 def test_where_no_table_can_be_nothing_is_read_or_written(tmp_path, call, name, message):
     (tmp_path / "file").touch()
@@ -385,18 +387,16 @@ def test_the_summary_holds_numpys_quartiles():
     summary = ScoreTable.from_rows([*rows, *empty]).summary()
     assert len(summary) == 2 * 2 * 2
     for line in summary.iter_rows(named=True):
-        mine = [
-            r
-            for r in rows
-            if (r["checkpoint"], r["stack"]) == (line["checkpoint"], line["stack"])
-            and (r["head"] is None) == (line["over"] == "layers")
-        ]
+        is_of_layers = line["over"] == "layers"
+        stack = (line["checkpoint"], line["stack"])
+        rows_of_stack = [row for row in rows if (row["checkpoint"], row["stack"]) == stack]
+        summarized = [row for row in rows_of_stack if (row["head"] is None) == is_of_layers]
         # The degenerate rows are neither counted nor scored.
-        assert line["count"] == len(mine) == (7 if line["over"] == "layers" else 14)
+        assert line["count"] == len(summarized) == (7 if is_of_layers else 14)
         for score in SCORES:
-            low, middle, high = np.quantile([r[score] for r in mine], [0.25, 0.5, 0.75])
-            found = [line[f"{score}_{q}"] for q in ("q25", "median", "q75")]
-            assert found == pytest.approx([low, middle, high], abs=1e-15)
+            expected = np.quantile([row[score] for row in summarized], [0.25, 0.5, 0.75])
+            quartiles = [line[f"{score}_{name}"] for name in ("q25", "median", "q75")]
+            assert quartiles == pytest.approx(list(expected), abs=1e-15)
     (line,) = ScoreTable.from_rows([degenerate()]).summary().iter_rows(named=True)
     assert (line["count"], line["symmetry_median"]) == (0, None)
     # Cross-attention has a direction and no symmetry.
@@ -439,7 +439,8 @@ def test_wide_labels_leave_room_for_fewer_of_them(monkeypatch):
 
 
 def test_a_hundred_thousand_heads_are_summarized():
-    rows = [row(layer=layer, head=h) for layer in range(100) for h in [None, *range(1000)]]
+    places = itertools.product(range(100), (None, *range(1000)))
+    rows = [row(layer=layer, head=head) for layer, head in places]
     text = repr(ScoreTable.from_rows(rows))
     assert "100,000 heads" in text
     assert len(text.splitlines()) < 130
@@ -494,21 +495,21 @@ def test_killed_while_saving_the_table_is_whole(tmp_path, ending, kills):
 
 
 def test_notes_name_their_model_where_there_are_several() -> None:
-    """As do the reasons of partial rows, of which the last model's used to stand for all."""
+    """Reasons of partial rows also name their model; the last reason does not replace the first."""
     about = {
         "notes": ["a note"],
         "inferred": ["guessed from x"],
         "partial": {"decoder": "a reason"},
     }
-    one, other = (
-        ScoreTable(some_table().frame.with_columns(checkpoint=pl.lit(name)), about) for name in "ab"
-    )
-    text = repr(join([one, other]))
-    for said in (
+    frame = some_table().frame
+    table_a = ScoreTable(frame.with_columns(checkpoint=pl.lit("a")), about)
+    table_b = ScoreTable(frame.with_columns(checkpoint=pl.lit("b")), about)
+    text = repr(join([table_a, table_b]))
+    for phrase in (
         "partial (a decoder): a reason",
         "partial (b decoder): a reason",
         "b: a note",
         "family of a guessed from x; check with wqk verify",
     ):
-        assert said in text
-    assert "family guessed from x" in repr(join([one, one]))
+        assert phrase in text
+    assert "family guessed from x" in repr(join([table_a, table_a]))

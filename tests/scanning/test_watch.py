@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where its scores go."""
+    """The folder of the watch's scores."""
     return tmp_path / "out"
 
 
@@ -147,7 +147,7 @@ def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(run: Path, out
 def test_an_unexpected_error_does_not_end_a_watch(run, out, monkeypatch):
     from wqk.scanning.surveys import watch as module
 
-    told, plain = [], module.open_model
+    waits, plain = [], module.open_model
     checkpoint(run, 10)
     checkpoint(run, 20)
 
@@ -157,31 +157,31 @@ def test_an_unexpected_error_does_not_end_a_watch(run, out, monkeypatch):
         return plain(folder)
 
     monkeypatch.setattr(module, "open_model", surprising)
-    *_, table = watched(run, out, until=20, on_wait=lambda *one: told.append(one))
-    assert told == [(str(run / "checkpoint-10"), "unexpected surprise")]
+    *_, table = watched(run, out, until=20, on_wait=lambda *arguments: waits.append(arguments))
+    assert waits == [(str(run / "checkpoint-10"), "unexpected surprise")]
     assert steps(table) == [20]
 
 
 def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(run, out, tmp_path, monkeypatch):
     surveyed = tmp_path / "surveyed"
-    one = checkpoint(run, 10)
+    single = checkpoint(run, 10)
     overwritten = checkpoint(run, 20).rename(tmp_path / "overwritten")
     (tmp_path / "file").write_text("")
     wqk.survey([wqk.demo_model("encoder")], out=surveyed, heads=False)
-    for what, place, message in (
+    for watched_folder, place, message in (
         (tmp_path / "file", out, "is a file"),
         (surveyed, out, "is the folder of a survey"),
-        (one, out, "is one checkpoint, without folders named after steps"),
+        (single, out, "is one checkpoint, without folders named after steps"),
         (overwritten, out, "without folders named after steps"),
         (run, surveyed, "holds a survey of other checkpoints"),
         (run, tmp_path / "file" / "out", "is no folder"),
         (tmp_path / "file" / "run", tmp_path / "file" / "run" / "out", "is no folder"),
     ):
         with pytest.raises(WqkError, match=message):
-            watch(what, out=place, heads=False)
-    for every in (0, -1, 1e300, float("nan"), float("inf")):
+            watch(watched_folder, out=place, heads=False)
+    for seconds in (0, -1, 1e300, float("nan"), float("inf")):
         with pytest.raises(WqkError, match="expected seconds"):
-            watch(run, out=out, every=every)
+            watch(run, out=out, every=seconds)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(WqkError, match="it is read-only"):
         watch(run, out=run / "wqk-scores")

@@ -75,9 +75,9 @@ def sharded(folder: Path) -> str:
     names, places = sorted(tensors), {}
     for number in range(2):
         file = f"model-0000{number + 1}-of-00002.safetensors"
-        own = {name: tensors[name] for name in names[number::2]}
-        save_file(own, folder / file)
-        places |= dict.fromkeys(own, file)
+        stored = {name: tensors[name] for name in names[number::2]}
+        save_file(stored, folder / file)
+        places |= dict.fromkeys(stored, file)
     index = json.dumps({"metadata": {}, "weight_map": places})
     (folder / "model.safetensors.index.json").write_text(index)
     shutil.copy(wqk.demo_model("decoder") / "config.json", folder)
@@ -127,14 +127,14 @@ def test_a_bucket_gives_the_scores_of_the_folder(bucket: Bucket, tmp_path: Path,
 
 
 def test_an_adapter_in_a_bucket_takes_a_base_from_elsewhere(s3: Bucket, tmp_path: Path) -> None:
-    query, ones = "model.layers.0.self_attn.q_proj", np.ones((16, 16), np.float32)
-    base = small.save(tmp_path / "base", {f"{query}.weight": ones}, {"model_type": "llama"})
-    factors = {f"{query}.lora_A.weight": ones[:1], f"{query}.lora_B.weight": ones[:, :1].copy()}
+    query, matrix = "model.layers.0.self_attn.q_proj", np.ones((16, 16), np.float32)
+    base = small.save(tmp_path / "base", {f"{query}.weight": matrix}, {"model_type": "llama"})
+    factors = {f"{query}.lora_A.weight": matrix[:1], f"{query}.lora_B.weight": matrix[:, :1].copy()}
     s3.upload(small.adapter(tmp_path / "adapter", "./gone", factors, r=1, lora_alpha=1), "adapter")
     with pytest.raises(CheckpointError, match="its base model is missing"):
         open_checkpoint("s3://bucket/adapter")
     (weight,) = open_checkpoint("s3://bucket/adapter", base=base).read([Part(f"{query}.weight")])
-    np.testing.assert_array_equal(weight, 2 * ones)
+    np.testing.assert_array_equal(weight, 2 * matrix)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -165,7 +165,7 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_only_the_rows_of_queries_and_keys_leave_a_bucket(s3: Bucket, tmp_path: Path) -> None:
-    """Of a distributed checkpoint as well; beside them, directories of archives."""
+    """A distributed checkpoint is read in the same way, plus directories of archives."""
     from tests.checkpoints.serving import bert_weights, query_key_bytes
 
     tensors = {name: torch.from_numpy(value.copy()) for name, value in bert_weights().items()}
@@ -175,11 +175,16 @@ def test_only_the_rows_of_queries_and_keys_leave_a_bucket(s3: Bucket, tmp_path: 
     s3.upload(tmp_path / "m", "bert")
     checkpoint = open_checkpoint("s3://bucket/bert")
     wqk.scan(checkpoint)
-    wanted = query_key_bytes(bert_weights())
-    whole = sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
+    needed_bytes = query_key_bytes(bert_weights())
+    stored_bytes = sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
     directories = 16 * 2 * 4096 + (tmp_path / "m" / ".metadata").stat().st_size + 1000
     assert checkpoint.bytes_fetched is not None
-    assert wanted < checkpoint.bytes_fetched < 1.05 * wanted + directories < whole / 5
+    assert (
+        needed_bytes
+        < checkpoint.bytes_fetched
+        < 1.05 * needed_bytes + directories
+        < stored_bytes / 5
+    )
 
 
 def test_an_adapter_in_a_bucket_is_opened_on_the_base_model_of_the_option(
@@ -324,8 +329,8 @@ def test_a_killed_watch_of_a_bucket_goes_on(s3: Bucket, tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     process = command(*arguments, "--until", "3")
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
     table = wqk.read_table(tmp_path / "out" / "scores.parquet")
     expected = wqk.scan(tmp_path / "model", heads=False).frame["symmetry"].to_list()
     for step in (1, 2, 3):

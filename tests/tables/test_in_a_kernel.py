@@ -1,4 +1,4 @@
-"""What a notebook's kernel shows of a table: once, and as text when text is asked for."""
+"""A table in a notebook's kernel: shown once, and as text when text is asked for."""
 
 from __future__ import annotations
 
