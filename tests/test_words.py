@@ -24,6 +24,11 @@ FOLDERS = (
     "tests/attention",
     "tests/inspecting",
     "tests/kinship",
+    "tests/scanning",
+    "tests/reporting",
+    "tests/storage",
+    "tests/tables",
+    "tests/lab",
 )
 
 # Parts of the code that are still to be rewritten. This list only becomes shorter.

@@ -17,10 +17,10 @@ def layers(
     **place: Any,
 ) -> ScoreTable:
     """A table of one stack, a row for each layer."""
-    known = {"checkpoint": "made/up", "parameters": 1000} | place
+    columns = {"checkpoint": "made/up", "parameters": 1000} | place
     # By the other rule, 0.5: nothing in the atlas may take it.
     rows = [
-        row(layer, directionality=0.5, symmetry=symmetry, directionality_excess=excess, **known)
+        row(layer, directionality=0.5, symmetry=symmetry, directionality_excess=excess, **columns)
         for layer, (symmetry, excess) in enumerate(zip(symmetries, directionalities, strict=True))
     ]
     return ScoreTable.from_rows(rows, metadata)

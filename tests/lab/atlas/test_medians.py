@@ -50,15 +50,15 @@ def test_rows_are_like_the_published_ones() -> None:
 
 def test_only_plain_forms_are_taken() -> None:
     plain = layers([0.3, 0.5], [-0.1, -0.3])
-    others = [
+    special = [
         layers([0.9], [0.9], circuit="ov"),
         layers([0.9], [0.9], distance=8),
         layers([0.9], [0.9], kind="cross"),
         layers([0.9], [0.9], head=0),
     ]
-    (row,) = summarize(join([others[0], plain, *others[1:]])).to_dicts()
+    (row,) = summarize(join([special[0], plain, *special[1:]])).to_dicts()
     assert (row["symmetry"], row["directionality"]) == (0.4, -0.2)
-    assert summarize(join(others)).is_empty()
+    assert summarize(join(special)).is_empty()
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ def test_a_row_finds_its_model_by_id_before_folder_and_by_stack() -> None:
     assert of_model(rows, row)["symmetry"].to_list() == [0.2]
     assert of_model(rows[:1], row)["symmetry"].to_list() == [0.1]
     assert of_model(rows[2:], row).is_empty()
-    both = summarize(
-        join([layers([0.1], [0.0], checkpoint=row["model"], stack=s) for s in ("x", "encoder")])
-    )
-    assert of_model(both, row)["stack"].to_list() == ["encoder"]
-    assert of_model(both[:1], row)["stack"].to_list() == ["x"]
+    stacks = ("x", "encoder")
+    tables = [layers([0.1], [0.0], checkpoint=row["model"], stack=stack) for stack in stacks]
+    of_both_stacks = summarize(join(tables))
+    assert of_model(of_both_stacks, row)["stack"].to_list() == ["encoder"]
+    assert of_model(of_both_stacks[:1], row)["stack"].to_list() == ["x"]
 
 
 def test_a_survey_that_is_not_finished_can_be_read(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_of_two_surveys_the_later_scores_stand(tmp_path: Path) -> None:
     for name, symmetries in (("one", [0.1, 0.1]), ("two", [0.3, 0.5])):
         (tmp_path / name).mkdir()
         layers(symmetries, [0.0, 0.0]).write(tmp_path / name / "scores.parquet")
-    both = survey_table(tmp_path / "one", tmp_path / "two")
-    assert summarize(both)["symmetry"].to_list() == [0.4]
+    table = survey_table(tmp_path / "one", tmp_path / "two")
+    assert summarize(table)["symmetry"].to_list() == [0.4]

@@ -16,7 +16,10 @@ from wqk_lab.atlas.paper_tables import Name
 def body(markdown: str) -> list[list[str]]:
     """Cells of a Markdown table's rows, without the heading."""
     lines = [line for line in markdown.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    rows = []
+    for line in lines:
+        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -37,8 +40,8 @@ def test_numbers_and_arrangement_are_the_papers(name: Name, score: str, height: 
 def test_every_mark_is_explained_once() -> None:
     for name in ("table1", "tableS2", "tableS3"):
         table, *notes = paper_table(name).split("\n\n<sup>")
-        used = {m for group in re.findall(r"<sup>([^<]*)</sup>", table) for m in group.split(",")}
-        assert sorted(used) == [note[0] for note in notes]
+        marks = set(",".join(re.findall(r"<sup>([^<]*)</sup>", table)).split(","))
+        assert sorted(marks) == [note[0] for note in notes]
         for note in notes:
             assert any(flag.explanation in note for flag in flags().values())
 
@@ -60,13 +63,13 @@ def test_own_medians_stand_beside_the_published_ones() -> None:
 
 
 def test_own_training_stands_below_table_1() -> None:
-    own = [
+    results = [
         TrainingResult("4 layers of width 64", "jigsaw", "random", 2.7, (2.6, 2.8), seeds=3),
         TrainingResult("4 layers of width 64", "jigsaw", "paired", 2.6, None, -0.1, (-0.3, 0.1), 2),
         TrainingResult("2 layers", "C4 | 50% $x_y$", "random", 3.0, seeds=1),
     ]
     printed = body(paper_table("table1"))
-    rows = body(paper_table("table1", own=own).replace(r"\|", "¦"))
+    rows = body(paper_table("table1", own=results).replace(r"\|", "¦"))
     assert [row[:3] for row in rows[: len(printed)]] == printed
     assert rows[len(printed) :] == [
         ["**2 layers**", "", "", ""],
@@ -78,18 +81,18 @@ def test_own_training_stands_below_table_1() -> None:
 
 
 def test_an_own_result_never_has_a_printed_name() -> None:
-    for own in (
+    for results in (
         [TrainingResult("4-layer", "Jigsaw", "random", 2.0)],
         [TrainingResult("small", "x", "random", 2.0), TrainingResult("small", "x", "random", 1.0)],
     ):
         with pytest.raises(TableError, match="two results are called"):
-            paper_table("table1", own=own)
+            paper_table("table1", own=results)
 
 
 def test_latex_is_balanced_and_escaped() -> None:
-    own = [TrainingResult("4-layer", "50% a_b & $c$ #1 {d}", "random", 3.0)]
+    results = [TrainingResult("4-layer", "50% a_b & $c$ #1 {d}", "random", 3.0)]
     for text in (
-        paper_table("table1", "latex", own=own),
+        paper_table("table1", "latex", own=results),
         paper_table("tableS2", "latex"),
         paper_table("tableS3", "latex", own=layers([0.5], [-0.1], checkpoint="x/gpt2")),
     ):
@@ -105,7 +108,7 @@ def test_latex_is_balanced_and_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"name": "tableS4"}, "expected table1, tableS2, tableS3"),
         ({"name": "table1", "format": "html"}, "expected markdown, latex"),
@@ -113,8 +116,8 @@ def test_latex_is_balanced_and_escaped() -> None:
         ({"name": "tableS2", "own": []}, "a score table"),
     ],
 )
-def test_wrong_requests(arguments: dict[str, object], words: str) -> None:
+def test_wrong_requests(arguments: dict[str, object], message: str) -> None:
     if arguments.get("own") == "scores":
         arguments = arguments | {"own": layers([0.1], [0.1])}
-    with pytest.raises((TableError, UnknownName), match=words):
+    with pytest.raises((TableError, UnknownName), match=message):
         paper_table(**arguments)  # type: ignore[arg-type]

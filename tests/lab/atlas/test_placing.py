@@ -14,12 +14,14 @@ SCORE = st.floats(-1, 1)
 
 def exceeded(value: float, score: str, stack: str) -> str:
     """By brute force: ``n of m``, every sound model once."""
-    last = {row["model"]: row for row in published().to_dicts() if row["sound"]}
-    others = [row[score] for row in last.values() if row["stack"] == stack]
-    told = [other for other in others if other is not None]
+    row_by_model = {row["model"]: row for row in published().to_dicts() if row["sound"]}
+    stored_values = [row[score] for row in row_by_model.values() if row["stack"] == stack]
+    values = [stored for stored in stored_values if stored is not None]
     if score == "symmetry":
-        return f"{len([x for x in told if x < round(value, 2)])} of {len(told)}"
-    return f"{len([x for x in told if x > round(value, 2)])} of {len(told)}"
+        below = [stored for stored in values if stored < round(value, 2)]
+        return f"{len(below)} of {len(values)}"
+    above = [stored for stored in values if stored > round(value, 2)]
+    return f"{len(above)} of {len(values)}"
 
 
 @given(SCORE, SCORE)

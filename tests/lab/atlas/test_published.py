@@ -71,18 +71,21 @@ def files(shared: Path) -> dict[tuple[str, str], Layers]:
     frame = pl.read_csv(shared / "reference" / "published_scores.csv").sort("layer")
     columns = ("symmetry", "directionality", "parameters")
     rows = {source: frame.filter(source_file=source[0], model=source[1]) for source in SOURCES}
-    return {source: {c: rows[source][c].to_numpy() for c in columns} for source in SOURCES}
+    layers_by_source = {}
+    for source, row in rows.items():
+        layers_by_source[source] = {column: row[column].to_numpy() for column in columns}
+    return layers_by_source
 
 
 @pytest.fixture(scope="module")
-def everything(files: dict[tuple[str, str], Layers]) -> list[tuple[dict[str, Any], Layers]]:
+def rows_with_layers(files: dict[tuple[str, str], Layers]) -> list[tuple[dict[str, Any], Layers]]:
     """Every printed row with its layers."""
     return list(zip(published().to_dicts(), files.values(), strict=True))
 
 
-def test_every_printed_number_is_the_files_to_two_decimals(everything: Any) -> None:
+def test_every_printed_number_is_the_files_to_two_decimals(rows_with_layers: Any) -> None:
     absent = []
-    for row, layers in everything:
+    for row, layers in rows_with_layers:
         for score in ("symmetry", "directionality"):
             if row[score] is None:
                 absent.append((row["name"], score))
@@ -94,26 +97,28 @@ def test_every_printed_number_is_the_files_to_two_decimals(everything: Any) -> N
     assert absent == [("GPT2-medium", "directionality"), ("Phi-2", "directionality")]
 
 
-def test_rows_of_one_model_have_one_symmetry_unless_a_flag_says_why(everything: Any) -> None:
-    for row, layers in everything:
-        mine = layers["symmetry"]
-        untrained = np.abs(mine).max() < 0.002
+def test_rows_of_one_model_have_one_symmetry_unless_a_flag_says_why(rows_with_layers: Any) -> None:
+    for row, layers in rows_with_layers:
+        own_symmetry = layers["symmetry"]
+        untrained = np.abs(own_symmetry).max() < 0.002
         assert ("random-looking" in row["flags"]) == untrained, row
-        theirs = [
-            other["symmetry"]
-            for other_row, other in everything
+        symmetries = [
+            other_layers["symmetry"]
+            for other_row, other_layers in rows_with_layers
             if other_row["model"] == row["model"] and "random-looking" not in other_row["flags"]
         ]
-        assert ("missing-layers" in row["flags"]) == (len(mine) < max(map(len, theirs))), row
-        for other in theirs:
-            shared_layers = min(len(mine), len(other))
-            change = np.abs(mine[:shared_layers] - other[:shared_layers]).max()
+        assert ("missing-layers" in row["flags"]) == (
+            len(own_symmetry) < max(map(len, symmetries))
+        ), row
+        for symmetry in symmetries:
+            shared_layers = min(len(own_symmetry), len(symmetry))
+            change = np.abs(own_symmetry[:shared_layers] - symmetry[:shared_layers]).max()
             assert untrained or change < 1e-5, row
 
 
 def test_mislabeled_rows_are_not_the_models_of_their_names(files: Any) -> None:
-    def change(one: str, other: str) -> float:
-        pair = [files["LLAMA", name]["symmetry"] for name in (one, other)]
+    def change(first_name: str, other_name: str) -> float:
+        pair = [files["LLAMA", name]["symmetry"] for name in (first_name, other_name)]
         return float(np.abs(pair[0] - pair[1]).max())
 
     hub = "meta-llama/Llama-2-"
@@ -121,8 +126,8 @@ def test_mislabeled_rows_are_not_the_models_of_their_names(files: Any) -> None:
     assert change("llama2-7b", f"{hub}7b-hf") > 0.001
     assert change("llama2-13b", f"{hub}13b-chat-hf") == 0
     assert change("llama3.2-8b", "llama3.2-1b") == 0
-    found = published().filter(pl.col("flags").list.contains("mislabeled"))
-    assert found.select("name", "model").rows() == [
+    mislabeled = published().filter(pl.col("flags").list.contains("mislabeled"))
+    assert mislabeled.select("name", "model").rows() == [
         ("LLaMA2-7B", f"{hub}7b-chat-hf"),
         ("LLaMA2-13B", f"{hub}13b-chat-hf"),
         ("LLaMA3.2-8B", "meta-llama/Llama-3.2-1B"),
@@ -130,32 +135,41 @@ def test_mislabeled_rows_are_not_the_models_of_their_names(files: Any) -> None:
     ]
 
 
-def test_contradicted_rows_have_one_symmetry_and_two_directionalities(everything: Any) -> None:
-    for row, layers in everything:
-        last = [other for other_row, other in everything if other_row["model"] == row["model"]][-1]
-        alike = len(layers["symmetry"]) == len(last["symmetry"]) and np.array_equal(
+def test_contradicted_rows_have_one_symmetry_and_two_directionalities(
+    rows_with_layers: Any,
+) -> None:
+    for row, layers in rows_with_layers:
+        last = [
+            other_layers
+            for other_row, other_layers in rows_with_layers
+            if other_row["model"] == row["model"]
+        ][-1]
+        has_equal_symmetry = len(layers["symmetry"]) == len(last["symmetry"]) and np.array_equal(
             layers["symmetry"].round(5), last["symmetry"].round(5)
         )
-        moved = alike and np.abs(layers["directionality"] - last["directionality"]).mean() > 0.03
+        moved = (
+            has_equal_symmetry
+            and np.abs(layers["directionality"] - last["directionality"]).mean() > 0.03
+        )
         assert ("contradicted" in row["flags"]) == moved, row
 
 
-def test_parameters_are_those_of_the_models(everything: Any) -> None:
-    for row, layers in everything:
+def test_parameters_are_those_of_the_models(rows_with_layers: Any) -> None:
+    for row, layers in rows_with_layers:
         # The files leave out an output layer that is a tensor of its own.
         assert row["parameters"] == pytest.approx(layers["parameters"][0], rel=0.13), row
 
 
 def test_every_flag_is_known_and_every_model_is_in_a_set() -> None:
-    known = {model for name in model_sets() for model in model_set(name)}
+    models = set().union(*map(model_set, model_sets()))
     rows = published()
-    assert set(rows["model"]) <= known
+    assert set(rows["model"]) <= models
     assert set(rows["flags"].explode().drop_nulls()) <= flags().keys()
     for flag in flags().values():
         assert flag.title
         assert flag.explanation.endswith(".")
         assert "  " not in flag.explanation
-        assert set(flag.drawn) <= known - set(rows["model"])
+        assert set(flag.drawn) <= models - set(rows["model"])
 
 
 def test_grouped_and_fused_models_are_artifacts_and_others_are_not() -> None:
@@ -177,11 +191,13 @@ def test_grouped_and_fused_models_are_artifacts_and_others_are_not() -> None:
 )
 def test_a_row_is_found_by_any_of_its_names(row, column, spelled):  # type: ignore[no-untyped-def]
     name = row["model"].split("/")[1] if column == "last" else row[column]
-    found = lookup(spelled(name))
+    matches = lookup(spelled(name))
     scores = [key for key in row if key.startswith(("symmetry", "directionality"))]
-    assert any(all(f[s] == row[s] for s in scores) for f in found.to_dicts())
-    assert all(f["name"] == row["name"] or f["model"] == row["model"] for f in found.to_dicts())
-    assert not found.select("model", "flags", *scores).is_duplicated().any()
+    scores_of_matches = matches.select(scores).to_dicts()
+    assert {score: row[score] for score in scores} in scores_of_matches
+    for match in matches.to_dicts():
+        assert match["name"] == row["name"] or match["model"] == row["model"]
+    assert not matches.select("model", "flags", *scores).is_duplicated().any()
 
 
 @pytest.mark.parametrize(("name", "words"), MISSING_ROWS)

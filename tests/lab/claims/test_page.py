@@ -119,19 +119,19 @@ def test_intervals_of_a_separation_cover_the_truth() -> None:
     truth = stats.norm.cdf(0.8 / 2**0.5)
     covered = 0
     for _ in range(300):
-        found = separation(random.normal(0.8, 1, 17).tolist(), random.normal(0, 1, 13).tolist())
-        covered += found.low <= truth <= found.high
+        measured = separation(random.normal(0.8, 1, 17).tolist(), random.normal(0, 1, 13).tolist())
+        covered += measured.low <= truth <= measured.high
     assert 0.92 < covered / 300 < 0.99
 
 
 def test_a_detectable_difference_is_found_with_power_of_four_fifths() -> None:
     random = np.random.default_rng(2)
     detectable = 0.4  # of 6 pairs with a deviation of .28: 3.49 · .28/√6
-    found = [
+    is_detected = [
         mean_difference(random.normal(detectable, 0.28, 6).tolist(), "Student").p < 0.05
         for _ in range(400)
     ]
-    assert 0.75 < np.mean(found) < 0.87
+    assert 0.75 < np.mean(is_detected) < 0.87
 
 
 def test_records_that_come_with_the_package_are_those_of_the_pages(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ RECIPE = {
 
 def row(layer: int, **values: Any) -> dict[str, Any]:
     """A layer's row of a score table, with all its columns."""
-    known = {
+    columns = {
         "checkpoint": "model",
         "parameters": 1_000_000,
         "stack": "encoder",
@@ -46,7 +46,7 @@ def row(layer: int, **values: Any) -> dict[str, Any]:
         "directionality_excess": 0.0,
         "status": "ok",
     }
-    return dict.fromkeys(SCHEMA) | known | values
+    return dict.fromkeys(SCHEMA) | columns | values
 
 
 def table(*rows: dict[str, Any]) -> ScoreTable:
@@ -57,8 +57,8 @@ def logged(
     folder: Path, recipe: dict[str, Any], losses: Mapping[int, float], **settings: Any
 ) -> Run:
     """A run of this recipe with these losses by step."""
-    known = {"recipe": {"mode": "encoder"} | recipe, "corpus": {"folder": "/texts/a"}}
-    run = create_run(folder, known | settings)
+    base_settings = {"recipe": {"mode": "encoder"} | recipe, "corpus": {"folder": "/texts/a"}}
+    run = create_run(folder, base_settings | settings)
     for step, loss in losses.items():
         append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss, "loss": loss})
     return run

@@ -27,7 +27,7 @@ SCORE = st.floats(-1, 1)
 
 
 def value(curves: pl.DataFrame, column: str = "value", **place: Any) -> float:
-    conditions = [pl.col(name).eq_missing(pl.lit(wanted)) for name, wanted in place.items()]
+    conditions = [pl.col(name).eq_missing(pl.lit(expected)) for name, expected in place.items()]
     return float(curves.filter(*conditions)[column].item())
 
 
@@ -53,40 +53,40 @@ def test_medians_and_quartiles_are_those_of_the_layers(scores: list[tuple[float,
 @given(st.lists(st.dictionaries(st.integers(0, 5), SCORE), min_size=1, max_size=4))
 def test_seeds_are_averaged_where_all_of_them_are(seeds: list[dict[int, float]]) -> None:
     schema = {"quantity": pl.String, "layer": pl.Int64, "step": pl.Int64, "value": pl.Float64}
-    frames = [
-        pl.DataFrame([("symmetry", 0, *look) for look in seed.items()], schema, orient="row")
-        for seed in seeds
-    ]
+    frames = []
+    for seed in seeds:
+        rows = [("symmetry", 0, step, symmetry) for step, symmetry in seed.items()]
+        frames.append(pl.DataFrame(rows, schema, orient="row"))
     curves = over_seeds(frames)
     common = sorted(set.intersection(*(set(seed) for seed in seeds)))
     assert curves["step"].to_list() == common
     for step in common:
         values = [seed[step] for seed in seeds]
-        found = curves.filter(step=step).row(0, named=True)
-        assert found["value"] == pytest.approx(fmean(values))
-        assert (found["low"], found["high"]) == (min(values), max(values))
-        assert found["runs"] == len(seeds)
+        average = curves.filter(step=step).row(0, named=True)
+        assert average["value"] == pytest.approx(fmean(values))
+        assert (average["low"], average["high"]) == (min(values), max(values))
+        assert average["runs"] == len(seeds)
 
 
 def test_only_plain_self_attention_of_whole_layers_counts() -> None:
     plain = [row(0, step=0, symmetry=0.5), row(1, step=0, symmetry=float("nan"))]
-    others = [
+    special = [
         row(0, step=0, symmetry=9.0, **changes)
         for changes in ({"head": 0}, {"kind": "cross"}, {"circuit": "ov"}, {"distance": 3})
     ]
-    curves = layer_curves(table(*plain, *others)).filter(quantity="symmetry")
+    curves = layer_curves(table(*plain, *special)).filter(quantity="symmetry")
     assert curves.select("layer", "value").rows() == [(0, 0.5), (None, 0.5)]
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     base = [make_run(tmp_path / f"base-{s}", seed=s) for s in (1, 2, 3)]
-    other = [make_run(tmp_path / f"other-{s}", seed=s, init="paired") for s in (2, 3, 9)]
-    differences = loss_differences(other, base)
+    paired = [make_run(tmp_path / f"other-{s}", seed=s, init="paired") for s in (2, 3, 9)]
+    differences = loss_differences(paired, base)
     # A run's losses follow from its seed alone, so that those of equal seeds cancel.
     assert differences["value"].to_list() == pytest.approx([0, 0, 0])
     assert differences["runs"].to_list() == [2, 2, 2]
     assert differences["quantity"].unique().to_list() == ["loss_difference"]
-    assert loss_differences(other[-1:], base).is_empty()
+    assert loss_differences(paired[-1:], base).is_empty()
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_has_come(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +39,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Sources:
         {"init": "mimetic"},
         {"penalty": "symmetric", "penalty_weight": 0.1},
     ]
-    return Sources(
-        tuple(
-            make_run(folder / f"{index}-{seed}", seed=seed, **change)
-            for index, change in enumerate(changes)
-            for seed in (1, 2)
-        )
-    )
+    made = []
+    for index, change in enumerate(changes):
+        for seed in (1, 2):
+            made.append(make_run(folder / f"{index}-{seed}", seed=seed, **change))
+    return Sources(tuple(made))
 
 
 def several(folder: Path, **seeds: int) -> Sources:
     """An encoder and a decoder on each corpus, with its seed."""
-    return Sources(
-        tuple(
-            make_run(folder / f"{mode}{corpus}", corpus=corpus, mode=mode, seed=seed)
-            for corpus, seed in seeds.items()
-            for mode in ("encoder", "decoder")
-        )
-    )
+    made = []
+    for corpus, seed in seeds.items():
+        for mode in ("encoder", "decoder"):
+            run = make_run(folder / f"{mode}{corpus}", corpus=corpus, mode=mode, seed=seed)
+            made.append(run)
+    return Sources(tuple(made))
 
 
 def laid_out(figure: Figure) -> Figure:
@@ -73,8 +70,10 @@ def test_runs_are_drawn(name: str, runs: Sources) -> None:
 @pytest.mark.parametrize("name", ["s3", "s4"])
 def test_corpora_are_rows(name: str, tmp_path: Path) -> None:
     figure = laid_out(draw(name, several(tmp_path, a=1, b=1)))
-    texts = [text.get_text() for a in figure.axes for text in (a.title, *a.texts)]
-    texts += [a.get_title(loc="left") for a in figure.axes]
+    texts: list[str] = []
+    for axis in figure.axes:
+        texts += [axis.title.get_text(), axis.get_title(loc="left")]
+        texts += [text.get_text() for text in axis.texts]
     assert {"a", "b"} <= set(texts)
 
 
@@ -104,7 +103,7 @@ def test_many_layers_are_not_all_named(tmp_path: Path) -> None:
     assert len(axes[1].lines) == 30 + 1
     labels = [text for text in axes[1].texts if text.get_text().isdigit()]
     assert 2 <= len(labels) <= 12
-    # Each stands beside the end of its own line.
+    # Each is next to the end of its own line.
     ends = [line.get_ydata()[-1] for line in axes[1].lines[:30]]
     low, high = axes[1].get_ylim()
     for text in labels:
@@ -163,7 +162,10 @@ def test_coupling_is_that_of_the_details_in_even_rows() -> None:
 
 
 def test_distances_are_curves_of_the_layers() -> None:
-    rows = [row(n, distance=d, symmetry=n + d / 10) for n in (0, 1) for d in (4, 0, 2)]
+    places = product((0, 1), (4, 0, 2))
+    rows = [
+        row(layer, distance=distance, symmetry=layer + distance / 10) for layer, distance in places
+    ]
     figure = laid_out(draw("distances", Sources(table=table(*rows))))
     lines = figure.axes[0].lines
     assert lines[0].get_xdata().tolist() == [0, 2, 4]
@@ -248,5 +250,5 @@ def test_names_of_models_cover_neither_each_other_nor_an_edge() -> None:
     for axis in figure.axes[:2]:
         boxes = [text.get_window_extent() for text in axis.texts if len(text.get_text()) > 1]
         assert len(boxes) > 3
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert not any(box.overlaps(other_box) for box, other_box in combinations(boxes, 2))
         assert all(axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1 for box in boxes)

@@ -1,7 +1,8 @@
-"""Which models Figures 2, S1 and S2 show, and as what."""
+"""The models that Figures 2, S1 and S2 show, and their names and stacks there."""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -48,10 +49,10 @@ def test_models_of_the_papers_sets_are_shown_where_they_belong() -> None:
 
 
 def test_unknown_models_go_by_their_stacks() -> None:
-    both = [row(0, checkpoint="both", stack=stack) for stack in ("encoder", "decoder")]
+    of_both_stacks = [row(0, checkpoint="both", stack=stack) for stack in ("encoder", "decoder")]
     single = [row(0, checkpoint="mine", stack="vision"), row(0, checkpoint="x", stack="backbone")]
-    assert own("fig2", *both, *single) == [("mine", "encoder")]
-    assert own("s2", *both, *single) == [("both", "encoder"), ("both", "decoder")]
+    assert own("fig2", *of_both_stacks, *single) == [("mine", "encoder")]
+    assert own("s2", *of_both_stacks, *single) == [("both", "encoder"), ("both", "decoder")]
 
 
 def test_of_several_steps_the_last_counts() -> None:
@@ -84,7 +85,8 @@ def test_one_model_alone_fills_both_panels() -> None:
     pictures = examples(decoder)
     assert len(pictures) == 2
     figure = by_size(model_rows("fig2"), pictures)
-    letters = [text.get_text() for axis in figure.axes for text in axis.texts]
+    texts = chain.from_iterable(axis.texts for axis in figure.axes)
+    letters = [text.get_text() for text in texts]
     assert {"a", "b", "c", "d"} <= set(letters)
 
 
@@ -98,9 +100,9 @@ def test_the_models_that_matter_are_named() -> None:
 def test_a_checkpoint_of_queries_and_keys_alone_has_no_size() -> None:
     shape = {"rank": 64, "d_query": 64, "d_key": 64, "heads": 4, "key_heads": 4}
     weights = 2 * 64 * 64
-    alone = row(0, checkpoint="alone", parameters=weights + 128, **shape)
-    whole = row(0, checkpoint="whole", parameters=10 * weights, **shape)
-    assert own("fig2", alone, whole) == [("whole", "encoder")]
-    assert left_out(table(alone, whole)) == ["alone"]
+    attention_alone = row(0, checkpoint="alone", parameters=weights + 128, **shape)
+    complete = row(0, checkpoint="whole", parameters=10 * weights, **shape)
+    assert own("fig2", attention_alone, complete) == [("whole", "encoder")]
+    assert left_out(table(attention_alone, complete)) == ["alone"]
     with pytest.raises(TableError, match="of what was given it knows none"):
-        own("fig2", alone)
+        own("fig2", attention_alone)

@@ -28,7 +28,7 @@ from wqk_lab.runs.pairs import PairSurvey, pairs, survey_pairs
 MISSING = "JetLM/SDAR-1.7B-Chat"
 
 
-def surveyed(effect: float, folder: Path, every: int = 1) -> PairSurvey:
+def surveyed(effect: float, folder: Path, spacing: int = 1) -> PairSurvey:
     """The small set, but for one repository, surveyed from a hub over HTTP; or some of it."""
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -37,12 +37,12 @@ def surveyed(effect: float, folder: Path, every: int = 1) -> PairSurvey:
     ):
         hub.repositories |= repositories(effect)
         del hub.repositories[MISSING]
-        found = survey_pairs(folder / "out", executor=executor, chosen=pairs()[::every])
+        survey = survey_pairs(folder / "out", executor=executor, chosen=pairs()[::spacing])
         # Weights are asked for in parts, never whole.
-        asked = [request for request in hub.cdn.log if request.method == "GET"]
-        assert asked
-        assert all(request.range is not None for request in asked)
-        return found
+        requests = [request for request in hub.cdn.log if request.method == "GET"]
+        assert requests
+        assert all(request.range is not None for request in requests)
+        return survey
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ def test_an_untrained_copy_differs_by_exactly_zero(planted: Any) -> None:
     rows = pair_rows(planted[0]).filter(relation="control")
     assert rows.height == 2 * (1 + 4)
     assert set(rows["symmetry"]) == set(rows["directionality"]) == set(rows["moved"]) == {0.0}
-    said = [line for line in sentences(planted[0], rows) if line.startswith("control")]
-    assert len(said) == 1
-    assert "MOVED" not in said[0]
+    of_controls = [line for line in sentences(planted[0], rows) if line.startswith("control")]
+    assert len(of_controls) == 1
+    assert "MOVED" not in of_controls[0]
     moved = rows.with_columns(moved=pl.lit(1e-12))
     assert any("IT MOVED" in line for line in sentences(planted[0], moved))
 
@@ -95,8 +95,8 @@ def test_every_model_is_read_with_the_mask_that_it_attends_with(planted: Any) ->
 def test_a_repository_that_is_missing_is_skipped_and_said(planted: Any) -> None:
     survey, _ = planted
     assert [*survey.problems] == [p.title for p in survey.pairs if p.after == MISSING]
-    said = next(line for line in sentences(survey, pair_rows(survey)) if "skipped" in line)
-    assert MISSING in said
+    note = next(line for line in sentences(survey, pair_rows(survey)) if "skipped" in line)
+    assert MISSING in note
     assert pair_rows(survey)["pair"].n_unique() == len(pairs()) - 1
 
 
@@ -122,7 +122,7 @@ def test_the_figure_and_its_numbers_come_from_the_folder_alone(planted: Any) -> 
 
 
 def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
-    tests = pair_tests(pair_rows(surveyed(0.0, tmp_path, every=2)))
+    tests = pair_tests(pair_rows(surveyed(0.0, tmp_path, spacing=2)))
     assert all(test.corrected is not None and test.corrected > 0.05 for test in tests)
 
 
@@ -133,8 +133,8 @@ def test_the_power_is_what_it_is_said_to_be() -> None:
     shift = detectable_shift(np.resize([-1.0, 1.0], n) * np.sqrt((n - 1) / n))
     assert shift is not None
     draws = dice.normal(shift, 1, size=(1_000, n))
-    found = wilcoxon(draws, alternative="greater", axis=1).pvalue <= LEVEL / len(TESTED)
-    assert np.mean(found) == pytest.approx(POWER, abs=0.05)
+    is_detected = wilcoxon(draws, alternative="greater", axis=1).pvalue <= LEVEL / len(TESTED)
+    assert np.mean(is_detected) == pytest.approx(POWER, abs=0.05)
 
 
 def test_too_few_pairs_are_said_to_be_too_few() -> None:

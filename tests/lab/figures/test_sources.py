@@ -1,8 +1,9 @@
-"""What paths hold: runs, folders of runs, surveys, tables, details."""
+"""Contents of paths: runs, folders of runs, surveys, tables, details."""
 
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,17 +24,17 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
     table(row(0)).write(tmp_path / "survey" / "scores.parquet")
     table(row(1), row(2)).write(tmp_path / "scores.csv")
     demo_table().details.write(tmp_path / "forms.npz")
-    one = read_sources(tmp_path / "runs" / "a")
-    assert [run.name for run in one.runs] == ["a"]
+    of_one_run = read_sources(tmp_path / "runs" / "a")
+    assert [run.name for run in of_one_run.runs] == ["a"]
     paths = [tmp_path / name for name in ("runs", "survey", "scores.csv", "forms.npz")]
-    found = read_sources(*paths)
+    sources = read_sources(*paths)
     assert read_sources() == Sources()
     assert Sources().scores is None
-    assert [run.name for run in found.runs] == ["a", "b"]
-    assert found.table.frame["layer"].to_list() == [0, 1, 2]
-    assert len(found.blocks) == 8
-    assert found.scores is not None
-    assert len(found.scores) == 3 + 2 * 9
+    assert [run.name for run in sources.runs] == ["a", "b"]
+    assert sources.table.frame["layer"].to_list() == [0, 1, 2]
+    assert len(sources.blocks) == 8
+    assert sources.scores is not None
+    assert len(sources.scores) == 3 + 2 * 9
 
 
 def test_the_folder_of_a_monitor_is_a_run_of_which_only_scores_are_known(tmp_path: Path) -> None:
@@ -61,7 +62,8 @@ def stepped(folder: Path, name: str, stack: str) -> Path:
 @pytest.mark.parametrize("name", ["fig3", "s5"])
 def test_figures_of_training_take_all_that_has_steps(name: str, tmp_path: Path) -> None:
     runs = [stepped(tmp_path, stack, stack) for stack in ("encoder", "decoder")]
-    tables = [wqk.scan(run / f"checkpoint-{s}") for run in runs for s in (10, 20)]
+    checkpoints = [run / name for run, name in product(runs, ("checkpoint-10", "checkpoint-20"))]
+    tables = [wqk.scan(checkpoint) for checkpoint in checkpoints]
     wqk.join(tables).write(tmp_path / "scores.csv")
     wqk.survey(runs, out=tmp_path / "survey", jobs=1)
     expected = numbers(name, read_sources(*runs))
@@ -96,10 +98,10 @@ def test_no_stack_and_no_namesake_is_dropped(tmp_path: Path) -> None:
                 place = {"checkpoint": f"{name}/checkpoint-{step}", "step": step, "stack": stack}
                 parts.append(row(0, **scores, **place))
     sources = Sources(table=table(*parts))
-    both = {(name, stack) for name in ("one", "two") for stack in ("encoder", "decoder")}
+    stacks = set(product(("one", "two"), ("encoder", "decoder")))
     for figure in ("s3", "s4"):
-        assert {*numbers(figure, sources).select("comparison", "mode").iter_rows()} == both
-    assert set(numbers("s5", sources)["start"]) == {f"{name}, {stack}" for name, stack in both}
+        assert {*numbers(figure, sources).select("comparison", "mode").iter_rows()} == stacks
+    assert set(numbers("s5", sources)["start"]) == {f"{name}, {stack}" for name, stack in stacks}
     namesakes = Sources((*sources.runs_with_steps, *sources.runs_with_steps))
     for figure in ("s3", "s4", "s5"):
         with pytest.raises(RunError, match="two models have the name one and the stack encoder"):
@@ -128,13 +130,12 @@ def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_table_s2_says_when_no_own_model_is_one_of_its_own() -> None:
     named = [row(0), row(0, checkpoint="google-bert/bert-base-uncased", symmetry=0.123)]
-    alone, both = (
-        table_text("tableS2", Sources(table=table(*some))) for some in (named[:1], named)
-    )
-    assert "None of the given checkpoints is a model of this table." in alone
-    assert "Own median" not in alone
-    assert "with own results next to them" in both
-    assert "0.12" in both
+    without_bert = table_text("tableS2", Sources(table=table(named[0])))
+    with_bert = table_text("tableS2", Sources(table=table(*named)))
+    assert "None of the given checkpoints is a model of this table." in without_bert
+    assert "Own median" not in without_bert
+    assert "with own results next to them" in with_bert
+    assert "0.12" in with_bert
 
 
 def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
@@ -155,14 +156,15 @@ def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
     # No printed line has changed but for the number of its seeds, and own lines come below.
     printed = table_text("table1", Sources()).splitlines()
     lines = [line.removesuffix(" 1 |") for line in text.splitlines()]
-    assert all(any(line.startswith(old) for line in lines) for old in printed[4:18])
+    for old in printed[4:18]:
+        assert any(line.startswith(old) for line in lines), old
     assert text.index(size) > text.index("Red Pajama (+ symmetric)")
     assert table_text("table1", Sources(runs), ".tex").startswith("% ")
 
 
 def test_cells_of_one_name_and_runs_that_end_apart_are_errors(tmp_path: Path) -> None:
-    one = make_run(tmp_path / "one")
-    for other, message in (
+    reference = make_run(tmp_path / "one")
+    for conflicting, message in (
         (
             make_run(tmp_path / "two", learning_rate=0.5),
             "are two cells, .*two and .*one, which",
@@ -170,7 +172,7 @@ def test_cells_of_one_name_and_runs_that_end_apart_are_errors(tmp_path: Path) ->
         (make_run(tmp_path / "short", (0, 20), seed=2), "end at the steps 20, 40"),
     ):
         with pytest.raises(RunError, match=message):
-            training_results((one, other))
+            training_results((reference, conflicting))
 
 
 def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the mask was lifted, W + c A Aᵀ, and taken away where it was put back; and a l
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from pathlib import Path
@@ -63,7 +64,7 @@ Files = dict[str, "bytes | Path"]
 
 def repositories(effect: float) -> dict[str, dict[str, Files]]:
     """The files of every repository, as a stand-in hub serves them; ``effect`` is c."""
-    refs = dict.fromkeys(ref for pair in pairs() for ref in (pair.before, pair.after))
+    refs = {pair.before for pair in pairs()} | {pair.after for pair in pairs()}
     return {ref: {"main": files(ref, effect)} for ref in refs}
 
 
@@ -87,7 +88,7 @@ def files(ref: str, effect: float) -> Files:
         return adapter(ref, effect)
     if "t5gemma" in ref:
         return encoder_decoder(ref, effect)
-    kind, name = next(known for part, known in TYPES.items() if part in ref)
+    kind, name = next(kind_and_name for part, kind_and_name in TYPES.items() if part in ref)
     tensors = named(name, *weights(ref, effect)) | norms(*NORMS.get(kind, ("", 0.0)))
     config: dict[str, Any] = COUNTS | {"model_type": kind}
     if kind == "gpt2":
@@ -100,21 +101,24 @@ def files(ref: str, effect: float) -> Files:
 
 
 def named(name: str, query: np.ndarray, key: np.ndarray) -> Tensors:
-    """Every layer's sides, or, of a name without a place for them, both with values of zero."""
+    """Every layer's query and key weights; a name without a side has both, and values of zero."""
     sides = {"q": query, "k": key}
     if name.count("{}") == 1:
         sides = {"": np.concatenate([query, key, np.zeros_like(key)], axis=1)}
-    return {
-        f"{name.format(layer, side)}.weight": weight
-        for side, stack in sides.items()
-        for layer, weight in enumerate(stack)
-    }
+    tensors = {}
+    for side, stack in sides.items():
+        for layer, weight in enumerate(stack):
+            tensors[f"{name.format(layer, side)}.weight"] = weight
+    return tensors
 
 
 def norms(name: str, gain: float) -> Tensors:
     sides = ("query", "key") if "layernorm" in name else ("q", "k")
-    ones = [f"{name.format(layer, side)}.weight" for layer in range(LAYERS) for side in sides]
-    return dict.fromkeys(ones, np.full(RANK, gain)) if name else {}
+    if not name:
+        return {}
+    places = itertools.product(range(LAYERS), sides)
+    names = [f"{name.format(layer, side)}.weight" for layer, side in places]
+    return dict.fromkeys(names, np.full(RANK, gain))
 
 
 def encoder_decoder(ref: str, effect: float) -> Files:

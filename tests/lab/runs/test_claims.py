@@ -33,15 +33,15 @@ INCLUDED = {"all-contrasts.md"}
 
 def planted(effects: list[float], seeds: int, random: np.random.Generator) -> list[Result]:
     """Contrasts of two cells each, with these true effects and a deviation of 1."""
-    loss = {
-        f"{side}{k}": dict(enumerate(random.standard_normal(seeds) + effect * (side == "a")))
-        for k, effect in enumerate(effects)
-        for side in "ab"
-    }
+    loss = {}
+    contrasts = []
+    for number, effect in enumerate(effects):
+        losses = random.standard_normal(seeds) + effect
+        loss[f"a{number}"] = dict(enumerate(losses))
+        loss[f"b{number}"] = dict(enumerate(random.standard_normal(seeds)))
+        weights = {f"a{number}": 1, f"b{number}": -1}
+        contrasts.append(Contrast(f"c{number}", "", "loss", weights))
     records: Records = {"loss": loss}
-    contrasts = [
-        Contrast(f"c{k}", "", "loss", {f"a{k}": 1, f"b{k}": -1}) for k in range(len(effects))
-    ]
     return evaluate(contrasts, records)
 
 
@@ -74,8 +74,10 @@ def test_chance_alone_reproduces_nothing() -> None:
     random = np.random.default_rng(0)
     wrong = 0
     for _ in range(60):
-        found = planted([0.0] * 20, 4, random)
-        verdicts = {decide(Claim("", r.contrast.name, "less", 0.5), r) for r in found}
+        results = planted([0.0] * 20, 4, random)
+        verdicts = {
+            decide(Claim("", result.contrast.name, "less", 0.5), result) for result in results
+        }
         wrong += bool(verdicts & {"reproduced", "too small"})
     assert wrong <= 7  # 5 % of 60 tables are 3
 
@@ -96,12 +98,12 @@ def test_a_variance_that_is_small_by_luck_decides_nothing() -> None:
 
 
 def test_intervals_allow_for_all_contrasts() -> None:
-    found = planted([3.0] * 3 + [0.0] * 17, 5, np.random.default_rng(2))
-    limit = found_at([r.p for r in found], 0.05)
-    for r in found:
-        low, high = r.allowed
-        assert low <= r.low <= r.high <= high
-        assert (r.p <= limit) == (low > 0 or high < 0)
+    results = planted([3.0] * 3 + [0.0] * 17, 5, np.random.default_rng(2))
+    limit = found_at([result.p for result in results], 0.05)
+    for result in results:
+        low, high = result.allowed
+        assert low <= result.low <= result.high <= high
+        assert (result.p <= limit) == (low > 0 or high < 0)
 
 
 def test_a_borrowed_verdict_is_one_that_students_interval_of_the_same_level_does_not_give() -> None:
@@ -125,7 +127,7 @@ def test_a_borrowed_verdict_is_one_that_students_interval_of_the_same_level_does
     [(-0.3, "reproduced"), (0.3, "reversed"), (0.0, "not reproduced"), (0.012, "not reproduced")],
 )
 def test_an_effect_beyond_chance_on_the_other_side_is_reversed(effect: float, verdict: str) -> None:
-    """Unless it is too small to matter, as .012 is beside .02."""
+    """An effect that is too small to matter is not reversed, as .012 next to .02."""
     noise = np.array([-0.002, 0.001, 0.0, 0.002, -0.001])
     cells = {"a": dict(enumerate((effect + noise).tolist())), "b": dict.fromkeys(range(5), 0.0)}
     (result,) = evaluate([Contrast("c", "", "loss", {"a": 1, "b": -1})], {"loss": cells})
@@ -134,9 +136,11 @@ def test_an_effect_beyond_chance_on_the_other_side_is_reversed(effect: float, ve
 
 def test_variances_that_differ_are_moderated_less() -> None:
     random = np.random.default_rng(3)
-    alike = (random.chisquare(4, 200) / 4).tolist()
-    unlike = (random.chisquare(4, 200) / 4 * np.exp(2 * random.standard_normal(200))).tolist()
-    assert moderate(unlike, [4] * 200)[1] < 5 < moderate(alike, [4] * 200)[1]
+    equal_variances = (random.chisquare(4, 200) / 4).tolist()
+    unequal_variances = (
+        random.chisquare(4, 200) / 4 * np.exp(2 * random.standard_normal(200))
+    ).tolist()
+    assert moderate(unequal_variances, [4] * 200)[1] < 5 < moderate(equal_variances, [4] * 200)[1]
 
 
 def test_records_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -162,10 +166,10 @@ def test_a_main_effect_has_a_verdict_only_beside_a_small_interaction() -> None:
         Contrast("main", "", "s", weights),
         Contrast("both", "", "s", {"a": 1, "b": -1, "c": -1, "d": 1}),
     ]
-    main, both = evaluate(contrasts, {"s": cells})
+    main, interaction = evaluate(contrasts, {"s": cells})
     claim = Claim("", "main", "more", 0.1, interaction="both")
     assert decide(claim, main) == "not reproduced"
-    assert decide(claim, main, both) == "depends"
+    assert decide(claim, main, interaction) == "depends"
     assert decide(claim, main, main) == "not reproduced"
 
 

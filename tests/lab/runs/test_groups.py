@@ -1,7 +1,8 @@
-"""Which runs are seeds of one cell, and which cells compare."""
+"""Cells, whose runs differ in their seeds alone, and pairs of cells that compare."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ DECODER: dict[str, Any] = {"mode": "decoder"}
 
 def test_seeds_of_one_recipe_are_one_cell_whatever_their_order() -> None:
     runs = [run("a", seed=1), run("b", seed=1, **DECODER), run("c", seed=2), run("d", steps=7)]
-    found = [[member.name for member in cell.runs] for cell in cells(runs)]
-    assert found == [["a", "c"], ["b"], ["d"]]
+    names_of_cells = []
+    for cell in cells(runs):
+        names_of_cells.append([member.name for member in cell.runs])
+    assert names_of_cells == [["a", "c"], ["b"], ["d"]]
 
 
 def test_a_field_that_older_runs_lack_does_not_part_them() -> None:
@@ -60,7 +63,8 @@ def test_titles_tell_comparisons_apart_and_no_more() -> None:
         {"steps": 7, "log_every": 3},
         {"init": "paired"},
     )
-    runs = [run(**change, **mode) for mode in ({}, DECODER) for change in changes]
+    runs = [run(**change) for change in changes]
+    runs += [run(**change, **DECODER) for change in changes]
     assert [pair.title for pair in pairs(runs, "s3")] == [
         "wikipedia, random, steps 40",
         "toxic",
@@ -76,15 +80,18 @@ def test_decoders_of_two_objectives_are_two_pairs_with_the_same_encoder() -> Non
 
 
 def test_cells_without_a_partner_stand_alone() -> None:
-    found = modes([run(), run(init="paired", **DECODER)])
-    assert [(c.title, list(c.cells)) for c in found] == [
+    comparisons = modes([run(), run(init="paired", **DECODER)])
+    assert [(c.title, list(c.cells)) for c in comparisons] == [
         ("wikipedia, random", ["encoder"]),
         ("wikipedia, paired", ["decoder"]),
     ]
 
 
 def test_one_pair_is_asked_for_where_there_are_several() -> None:
-    runs = [run(corpus=c, fingerprint=c, **mode) for c in "ab" for mode in ({}, DECODER)]
+    runs = []
+    for corpus in "ab":
+        runs.append(run(corpus=corpus, fingerprint=corpus))
+        runs.append(run(corpus=corpus, fingerprint=corpus, **DECODER))
     with pytest.raises(RunError, match="fig3 shows one pair of recipes; got a; b: give the runs"):
         one(pairs(runs, "fig3"), "fig3", "s3")
 
@@ -117,6 +124,7 @@ def test_starts_are_told_in_words_random_first() -> None:
 
 
 def test_starts_of_two_recipes_are_not_mixed() -> None:
-    runs = [run(init=init, steps=n) for init in ("random", "skew") for n in (7, 40)]
+    recipes = itertools.product(("random", "skew"), (7, 40))
+    runs = [run(init=init, steps=steps) for init, steps in recipes]
     with pytest.raises(RunError, match="got those of wikipedia, steps 7; wikipedia, steps 40"):
         starts(runs, "s5", penalties=False)

@@ -1,4 +1,4 @@
-"""What reports say of the initializations among runs."""
+"""Sentences of reports about the initializations among runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_report_tells_what_packages_find(tmp_path: Path, monkeypatch: pytest.M
     declaration = declared["project"]["entry-points"]["wqk.results"]["laboratory"]
     module, _, name = declaration.partition(":")
     assert getattr(import_module(module), name) is results
-    found = SimpleNamespace(load=lambda: lambda runs: [f"{len(runs)} runs & more"])
-    monkeypatch.setattr(wqk.reporting.report, "entry_points", lambda group: [found])
-    told = wqk.reporting.report.runs_section([make_run(tmp_path / "a")])
-    assert "<li>1 runs &amp; more</li>" in told
+    entry_point = SimpleNamespace(load=lambda: lambda runs: [f"{len(runs)} runs & more"])
+    monkeypatch.setattr(wqk.reporting.report, "entry_points", lambda group: [entry_point])
+    section = wqk.reporting.report.runs_section([make_run(tmp_path / "a")])
+    assert "<li>1 runs &amp; more</li>" in section

@@ -37,7 +37,7 @@ def block(**changes: np.ndarray) -> Any:
 
 def test_shares_in_the_span_are_those_of_dense_projections() -> None:
     new = {name: value + 0.1 * DICE.normal(size=value.shape) for name, value in OLD.items()}
-    found = span_shares(block(), block(**new))
+    shares = span_shares(block(), block(**new))
     inside, total = [], []
     for head in range(4):
         rows, group = slice(8 * head, 8 * head + 8), slice(8 * (head // 2), 8 * (head // 2) + 8)
@@ -47,7 +47,7 @@ def test_shares_in_the_span_are_those_of_dense_projections() -> None:
         inside.append(np.square(onto_a @ step @ onto_b).sum())
         total.append(np.square(step).sum())
     expected = [sum(inside) / sum(total), *np.divide(inside, total)]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(shares, expected, rtol=1e-6)
 
 
 def test_a_rescaled_form_stays_in_its_span_and_an_equal_one_has_none() -> None:
@@ -103,15 +103,15 @@ def test_a_survey_resumes_and_keeps_the_reasons_of_what_is_missing(tmp_path, mon
 def test_the_command_reports_what_it_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "pairs", lambda: tuple(demo_pairs()[:3]))
     result = run("lab", "pairs", "--out", tmp_path, "--jobs", 1, width=300, exits=1)
-    for said in ("skipped: ", "2 of 3 pairs", f"wqk lab figure pairs {tmp_path}"):
-        assert said in result.output
+    for phrase in ("skipped: ", "2 of 3 pairs", f"wqk lab figure pairs {tmp_path}"):
+        assert phrase in result.output
 
 
 def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
-    other = Module({QUERY: np.zeros((32, 32)), KEY: np.zeros((16, 32))}, CONFIG)
+    unrelated = Module({QUERY: np.zeros((32, 32)), KEY: np.zeros((16, 32))}, CONFIG)
     demo = str(wqk.demo_model("encoder"))
     with pytest.raises(CheckpointError, match="cannot be compared: 1 layers and 4"):
-        update_rows(Pair("demo", "converted", other, demo))  # type: ignore[arg-type]
+        update_rows(Pair("demo", "converted", unrelated, demo))  # type: ignore[arg-type]
     (tmp_path / "pairs.json").write_text("[{}]")
     with pytest.raises(TableError, match="damaged"):
         read_pairs(tmp_path)

@@ -48,40 +48,41 @@ def test_losses_are_smoothed_over_a_twentieth_of_the_steps_by_default(tmp_path: 
     ]
     [comparison] = speedups(runs)
     expected = [smoothed(np.arange(STEPS + 1), curve, 0.05 * STEPS)[-1] for curve in curves]
-    [one] = comparison.runs
-    assert (one.baseline_loss, one.loss) == pytest.approx(tuple(expected), rel=1e-9)
-    assert one.loss != curves[1, -1]  # what was logged last
+    [speedup] = comparison.runs
+    assert (speedup.baseline_loss, speedup.loss) == pytest.approx(tuple(expected), rel=1e-9)
+    assert speedup.loss != curves[1, -1]  # what was logged last
 
 
 def test_intervals_against_scipys_paired_test(tmp_path: Path) -> None:
     from scipy.stats import ttest_rel
 
     pairs = [(1.0, 0.8), (1.1, 1.05), (0.9, 0.92), (1.2, 1.0)]
-    runs = [
-        train(tmp_path, [5, pair[side]], init=init, seed=seed)
-        for side, init in enumerate(("random", "symmetric"))
-        for seed, pair in enumerate(pairs, start=1)
-    ]
+    runs = []
+    for seed, (baseline_loss, loss) in enumerate(pairs, start=1):
+        runs.append(train(tmp_path, [5, baseline_loss], init="random", seed=seed))
+        runs.append(train(tmp_path, [5, loss], init="symmetric", seed=seed))
     result = speedups(runs, smoothing=0)[0].over_seeds("difference")
-    known = ttest_rel([b for _, b in pairs], [a for a, _ in pairs])
-    interval = known.confidence_interval()
+    reference = ttest_rel([b for _, b in pairs], [a for a, _ in pairs])
+    interval = reference.confidence_interval()
     assert (result.p, result.low, result.high) == pytest.approx(
-        (known.pvalue, interval.low, interval.high)
+        (reference.pvalue, interval.low, interval.high)
     )
 
 
 def test_what_is_detectable_is_detected_in_four_of_five_trials() -> None:
     rng = np.random.default_rng(0)
 
-    def found(effect: float) -> float:
-        """How often this effect is found, in units of the deviation."""
+    def share_detected(effect: float) -> float:
+        """Share of trials that detect this effect, in units of the deviation."""
         trials = [paired(rng.normal(effect, 1.0, 12).tolist()).p for _ in range(600)]
         return float(np.mean([p is not None and p < 0.05 for p in trials]))
 
-    told = [paired(rng.normal(0, 1.0, 12).tolist()).detectable or 0 for _ in range(600)]
+    detectable_effects = [
+        paired(rng.normal(0, 1.0, 12).tolist()).detectable or 0 for _ in range(600)
+    ]
     # At the power that was asked for, the effect and the detectable one agree.
-    assert found(float(np.mean(told))) == pytest.approx(0.8, abs=0.04)
-    assert found(0.5) < 0.5
+    assert power(float(np.mean(detectable_effects))) == pytest.approx(0.8, abs=0.04)
+    assert share_detected(0.5) < 0.5
 
 
 def test_runs_that_stopped_early_compare_where_they_stopped(tmp_path: Path) -> None:
@@ -101,10 +102,10 @@ def test_the_step_below_a_level_is_that_of_a_mean(tmp_path: Path) -> None:
 
 def test_steps_to_a_level_are_paired_by_seed(tmp_path: Path) -> None:
     falls = {("random", 1): 250, ("random", 2): 300, ("paired", 1): 150, ("paired", 2): 180}
-    runs = [
-        train(tmp_path, [5 if step < fall else 1 for step in range(0, 401, 10)], init, seed, 400)
-        for (init, seed), fall in falls.items()
-    ]
+    runs = []
+    for (init, seed), fall in falls.items():
+        losses = [5 if step < fall else 1 for step in range(0, 401, 10)]
+        runs.append(train(tmp_path, losses, init, seed, 400))
     [comparison] = speedups(runs, level=3)
     # A window of 10 entries has the mean 3 when 5 of them are at 1.
     assert [(run.below, run.baseline_below) for run in comparison.runs] == [(190, 290), (220, 340)]
@@ -115,7 +116,7 @@ def test_steps_to_a_level_are_paired_by_seed(tmp_path: Path) -> None:
 
 def test_a_mean_over_seeds_leaves_out_no_slow_one() -> None:
     def compared(*steps: tuple[int | None, int | None]) -> StartSpeedUp:
-        runs = (SpeedUp(seed, 2, 1, 0, *both) for seed, both in enumerate(steps))
+        runs = (SpeedUp(seed, 2, 1, 0, *steps_below) for seed, steps_below in enumerate(steps))
         return StartSpeedUp("paired", "random", 900, 900, tuple(runs))
 
     assert compared((500, 450), (600, 500)).steps_later == paired([-50, -100])
@@ -152,14 +153,15 @@ def test_a_run_against_itself_saves_nothing(losses: list[float], window: float) 
     assert saved_share(curve, curve) == 0.0
 
 
-@given(losses=looks, others=looks, window=st.sampled_from([0.0, 3.0, 8.0]))
-def test_a_share_is_signed(losses: list[float], others: list[float], window: float) -> None:
-    count = min(len(losses), len(others))
+@given(losses=looks, other_losses=looks, window=st.sampled_from([0.0, 3.0, 8.0]))
+def test_a_share_is_signed(losses: list[float], other_losses: list[float], window: float) -> None:
+    count = min(len(losses), len(other_losses))
     steps = np.arange(1.0, count + 1)
-    one, other = (descent(steps, np.array(each[:count]), window) for each in (losses, others))
-    assert saved_share(one, other) == -saved_share(other, one)
-    assert -1 <= saved_share(one, other) <= 1
-    assert np.all(np.diff(one.losses) < 0)
+    curve = descent(steps, np.array(losses[:count]), window)
+    other_curve = descent(steps, np.array(other_losses[:count]), window)
+    assert saved_share(curve, other_curve) == -saved_share(other_curve, curve)
+    assert -1 <= saved_share(curve, other_curve) <= 1
+    assert np.all(np.diff(curve.losses) < 0)
 
 
 @given(losses=looks, level=st.floats(0.1, 10))
@@ -182,7 +184,7 @@ def plateau(steps: np.ndarray) -> np.ndarray:
 
 
 def coverage(curve: Any, effect: float, seeds: int, spacing: int, tables: int) -> tuple[float, int]:
-    """How often an interval holds the true effect, and how many tables have no interval.
+    """Share of intervals with the true effect, and number of tables without an interval.
 
     Runs of 1,000 steps. A seed stretches both its runs, moves their losses, and has its own effect;
     each logged loss has noise.
@@ -194,11 +196,11 @@ def coverage(curve: Any, effect: float, seeds: int, spacing: int, tables: int) -
         shares = []
         for _ in range(seeds):
             scale, level = np.exp(0.08 * rng.standard_normal()), 0.02 * rng.standard_normal()
-            own = effect + 0.25 * effect * rng.standard_normal()
-            slow, fast = (
-                curve(steps * scale / (1 - e)) + level + 0.003 * rng.standard_normal(len(steps))
-                for e in (0, own)
-            )
+            effect_of_seed = effect + 0.25 * effect * rng.standard_normal()
+            slow = curve(steps * scale) + level
+            slow += 0.003 * rng.standard_normal(len(steps))
+            fast = curve(steps * scale / (1 - effect_of_seed)) + level
+            fast += 0.003 * rng.standard_normal(len(steps))
             shares.append(saved_share(descent(steps, slow, 50), descent(steps, fast, 50)))
         over = paired(shares)
         without += over.low is None
@@ -209,7 +211,7 @@ def coverage(curve: Any, effect: float, seeds: int, spacing: int, tables: int) -
 GRID = [*product((power, plateau), (0.0, 0.02, 0.1, 0.2), (3, 5, 10), (10, 50, 100))]
 
 
-SOME = [(case, 40, 0.8) for case in (GRID[k] for k in (14, 41, 50))]
+SOME = [(GRID[number], 40, 0.8) for number in (14, 41, 50)]
 EACH = [pytest.param(case, 1000, 0.92, marks=pytest.mark.campaign) for case in GRID]
 
 
@@ -224,11 +226,11 @@ def test_intervals_cover_what_is_true(case: tuple[Any, ...], tables: int, least:
 def test_what_does_not_compare_is_refused(tmp_path: Path) -> None:
     random = train(tmp_path, [5, 3, 1])
     behind = train(tmp_path, [5, 3], init="paired", last=50)
-    other = train(tmp_path / "wide", [5, 3, 1], init="symmetric", width=64)
+    wide = train(tmp_path / "wide", [5, 3, 1], init="symmetric", width=64)
     elsewhere = train(tmp_path, [5, 3, 1], init="symmetric", seed=7)
     for runs, message in (
         ([random], "with different initializations"),
-        ([random, other], "with different initializations"),
+        ([random, wide], "with different initializations"),
         ([random, elsewhere], "have none in common"),
         ([behind, random], "at the same step"),
     ):
@@ -238,11 +240,10 @@ def test_what_does_not_compare_is_refused(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     pytest.importorskip("scipy")
-    folders = [
-        str(train(tmp_path, losses, init, seed).folder)
-        for init, losses in (("random", [5, 3, 1]), ("symmetric", [5, 1, 0.5]))
-        for seed in (1, 2)
-    ]
+    folders = []
+    for init, losses in (("random", [5, 3, 1]), ("symmetric", [5, 1, 0.5])):
+        for seed in (1, 2):
+            folders.append(str(train(tmp_path, losses, init, seed).folder))
     printed = run("lab", "speedup", *folders)
     assert "+50%" in printed.output
     assert "±" not in printed.output

@@ -92,8 +92,8 @@ def attending(
         values: dict[str, Any] = {}
 
         def make(random: Random, batch: int, layer: int) -> LayerGradient:
-            own = np.random.default_rng((seed, layer))
-            attention = weighted(layer, own)
+            weights_random = np.random.default_rng((seed, layer))
+            attention = weighted(layer, weights_random)
             if tied:  # all heads alike: the sum of forms orders as each of them does
                 heads = attention.heads.query, attention.heads.key
                 sides = (w[:1].repeat(H, axis=0).swapaxes(-1, -2) for w in heads)
@@ -103,17 +103,20 @@ def attending(
                 x[:, None, None], x[:, None, None]
             )
             scores = scores.reshape(B, H, N, N)
-            v, bias = own.standard_normal((H, R, D)), own.standard_normal((H, R))
+            v, bias = (
+                weights_random.standard_normal((H, R, D)),
+                weights_random.standard_normal((H, R)),
+            )
             values[str(layer)] = replace(attention.key, stored_weight=v, stored_bias=bias)
-            each = x[:, None] @ v.swapaxes(-1, -2) + bias[:, None]
-            mixed = (softmax(scores) @ each).swapaxes(1, 2).reshape(B, N, -1)
+            value = x[:, None] @ v.swapaxes(-1, -2) + bias[:, None]
+            mixed = (softmax(scores) @ value).swapaxes(1, 2).reshape(B, N, -1)
             shares = change(scores + noise * random.standard_normal(scores.shape))
-            given = {"probabilities": shares, "value_input": x, "mixed": mixed}
-            return layer_of(attention, x, betas(random), **given)
+            recorded = {"probabilities": shares, "value_input": x, "mixed": mixed}
+            return layer_of(attention, x, betas(random), **recorded)
 
-        one = evidence(make, seed=seed)
-        one.__dict__["values"] = values
-        return one
+        sample = evidence(make, seed=seed)
+        sample.__dict__["values"] = values
+        return sample
 
     return planted
 
@@ -121,19 +124,21 @@ def attending(
 # Gradients.
 
 
-def layers(make: Callable[[Random, int, int], LayerGradient], **how: Any) -> Case:
+def layers(make: Callable[[Random, int, int], LayerGradient], **settings: Any) -> Case:
     """Evidence whose gradients a function makes."""
-    return lambda seed: evidence(make, seed=seed, **how)
+    return lambda seed: evidence(make, seed=seed, **settings)
 
 
-def gradient(change: Callable[[Random, int, LayerGradient], LayerGradient], **how: Any) -> Case:
+def gradient(
+    change: Callable[[Random, int, LayerGradient], LayerGradient], **settings: Any
+) -> Case:
     """Random weights, inputs and β, changed by a function."""
 
     def make(random: Random, batch: int, layer: int) -> LayerGradient:
         plain = layer_of(weighted(layer, random), inputs(random), betas(random))
         return change(random, batch, plain)
 
-    return layers(make, **how)
+    return layers(make, **settings)
 
 
 def plain(random: Random, batch: int, layer: LayerGradient) -> LayerGradient:
@@ -202,9 +207,11 @@ def paired(sign: float, size: float = 1.0) -> Case:
         beta = np.triu(random.choice([-1.0, 1.0], (B, 1, N, N)), 1)
         beta = size * (beta + sign * beta.swapaxes(-1, -2)).repeat(H, axis=1)
         i, j = predicted[:, None, :, None], predicted[:, None, None, :]
-        others = random.choice([-1.0, 1.0], (B, 1, N, N)).repeat(H, axis=1)
+        is_predicted_alone = random.choice([-1.0, 1.0], (B, 1, N, N)).repeat(H, axis=1)
         x = np.linalg.qr(random.standard_normal((B, D, D)))[0][:, :N]
-        return layer_of(weighted(layer, random), x, np.where(i & j, beta, np.where(i, others, 0)))
+        return layer_of(
+            weighted(layer, random), x, np.where(i & j, beta, np.where(i, is_predicted_alone, 0))
+        )
 
     return layers(make)
 
@@ -213,10 +220,10 @@ def each_paired(sign: float) -> Case:
     """β_ij of the pass that predicts i is ± β_ji of the one that predicts j."""
 
     def make(random: Random, batch: int, layer: int) -> LayerGradient:
-        whole = np.triu(random.standard_normal((B, H, N, N)), 1)
-        whole = whole + sign * whole.swapaxes(-1, -2)
+        errors = np.triu(random.standard_normal((B, H, N, N)), 1)
+        errors = errors + sign * errors.swapaxes(-1, -2)
         beta = np.zeros((B, N, H, N, N))
-        beta[:, np.arange(N), :, np.arange(N)] = whole.transpose(2, 0, 1, 3)
+        beta[:, np.arange(N), :, np.arange(N)] = errors.transpose(2, 0, 1, 3)
         x = np.linalg.qr(random.standard_normal((B, D, D)))[0][:, None, :N].repeat(N, axis=1)
         flat = beta.reshape(B * N, H, N, N)
         return layer_of(weighted(layer, random), x.reshape(B * N, N, D), flat)
@@ -243,9 +250,9 @@ def in_common(sign: float) -> Case:
 # Norms of columns and rows.
 
 
-def updated(form: Callable[[int, int], BilinearForm], **how: Any) -> Evidence:
+def updated(form: Callable[[int, int], BilinearForm], **settings: Any) -> Evidence:
     """Evidence whose updates and weights are forms that a function draws."""
-    return with_updates(form, forms={str(layer): form(0, layer) for layer in range(L)}, **how)
+    return with_updates(form, forms={str(layer): form(0, layer) for layer in range(L)}, **settings)
 
 
 def norms(columns: bool, rows: bool) -> Case:
@@ -371,7 +378,7 @@ def mean_of_inputs(size: float) -> Case:
 
 
 def ordered(first: int, second: int, documents: bool) -> Case:
-    """So many kinds of token in the first half of each block or document, so many in the second."""
+    """Tokens of `first` kinds in the first half of each block, and `second` kinds in the second."""
 
     def planted(seed: int) -> Evidence:
         random = np.random.default_rng(seed)
@@ -392,6 +399,12 @@ def no_order(seed: int) -> Evidence:
 # Runs.
 
 
+def forms_of_layers(stack: np.ndarray) -> dict[str, BilinearForm]:
+    """The matrices (L, D, D) as forms, by layer."""
+    factors = ((matrix, np.eye(stack.shape[-1])) for matrix in stack)
+    return {str(layer): BilinearForm(*pair) for layer, pair in enumerate(factors)}
+
+
 def changing(columns: bool, rows: bool, along: float = 0.0, symmetric: bool = False) -> Case:
     """A run whose forms grow by random changes, along or against the signs."""
 
@@ -403,11 +416,7 @@ def changing(columns: bool, rows: bool, along: float = 0.0, symmetric: bool = Fa
             step *= log_normal(random, width) if columns else 1
             step *= log_normal(random, width)[:, None] if rows else 1
             step += step.swapaxes(-1, -2) if symmetric else 0
-            forms, said = (
-                {str(k): BilinearForm(m, np.eye(width)) for k, m in enumerate(stack)}
-                for stack in (total, signs)
-            )
-            moments.append(optimizer.Moment(forms, said))
+            moments.append(optimizer.Moment(forms_of_layers(total), forms_of_layers(signs)))
             total = total + step + along * signs
         return moments
 
@@ -617,7 +626,7 @@ BY_CHANCE = [key for key in CASES if CASES[key][2]]
 
 
 def by_chance(key: str, seed: int) -> tuple[Statement, Sample]:
-    """What a statement is measured to be where chance alone decides."""
+    """Measurement of a statement where chance alone decides."""
     case = CASES[key][2]
     assert case is not None
     return drawn(key, case, seed)

@@ -51,9 +51,9 @@ def betas(random: np.random.Generator, batch: int = B) -> np.ndarray:
     return np.asarray(beta - beta.mean(axis=-1, keepdims=True))
 
 
-def layer_of(attention: Block, x: np.ndarray, beta: np.ndarray, **others: Any) -> LayerGradient:
+def layer_of(attention: Block, x: np.ndarray, beta: np.ndarray, **fields: Any) -> LayerGradient:
     """A layer's gradient; its attention is uniform and its error β, unless given."""
-    planted = {"probabilities": np.full(beta.shape, 1 / N), "error": beta, **others}
+    planted = {"probabilities": np.full(beta.shape, 1 / N), "error": beta, **fields}
     shares, error = planted.pop("probabilities"), planted.pop("error")
     return LayerGradient(attention, x, x, shares, error, beta, **planted)
 
@@ -72,22 +72,28 @@ def evidence(
     **kept: Any,
 ) -> Evidence:
     """Evidence whose gradients a function makes of randomness, batch and layer."""
-    one = Evidence(subject(objective), text or subjects.text())
+    made = Evidence(subject(objective), text or subjects.text())
     plans = [block.plan for block in blocks()]
     random = np.random.default_rng(seed)
     planted: dict[str, Any] = {"plans": plans, "blocks": blocks(), **kept}
     if make:
-        planted["gradients"] = [[make(random, u, k) for k in range(L)] for u in range(U)]
-    one.__dict__.update(planted)
-    return one
+        gradients = []
+        for batch in range(U):
+            gradients.append([make(random, batch, layer) for layer in range(L)])
+        planted["gradients"] = gradients
+    made.__dict__.update(planted)
+    return made
 
 
 def with_updates(
-    form: Callable[[int, int], BilinearForm], units: int = U, **others: Any
+    form: Callable[[int, int], BilinearForm], units: int = U, **settings: Any
 ) -> Evidence:
     """Evidence whose updates are forms of the batch and the layer."""
-    updates = {str(k): [SimpleNamespace(form=form(u, k)) for u in range(units)] for k in range(L)}
-    return evidence(updates=updates, **others)
+    updates = {}
+    for layer in range(L):
+        forms = (form(batch, layer) for batch in range(units))
+        updates[str(layer)] = [SimpleNamespace(form=drawn) for drawn in forms]
+    return evidence(updates=updates, **settings)
 
 
 def spread_form(

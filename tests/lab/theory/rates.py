@@ -58,7 +58,7 @@ class Rate(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Of the planted null, of "holds" and of "fails" where they are wrong by a hair."""
+    """Rates of the planted null, and of "holds" and "fails" where they are just barely wrong."""
 
     planted: Rate
     holds: Rate
@@ -66,7 +66,7 @@ class Rates(NamedTuple):
 
 
 def rates_of(key: str, samples: Sequence[Sample]) -> Rates:
-    """How often samples of a statement by chance decide it wrongly."""
+    """Shares of samples by chance that decide a statement wrongly."""
     statement = STATEMENTS[key]
     mean = np.mean([np.nanmean(sample.values) for sample in samples])
     beyond, matters = statement.null, statement.matters
@@ -80,18 +80,20 @@ def rates_of(key: str, samples: Sequence[Sample]) -> Rates:
     planted = rate(CASES[key][3])
     if statement.direction == "near":
         edges = beyond - matters, beyond + matters
-        return Rates(planted, *(max(rate(v, edge) for edge in edges) for v in ("holds", "fails")))
+        holds = max(rate("holds", edge) for edge in edges)
+        fails = max(rate("fails", edge) for edge in edges)
+        return Rates(planted, holds, fails)
     edge = beyond + matters * (1 if statement.direction == "above" else -1)
     return Rates(planted, rate("holds", beyond), rate("fails", edge))
 
 
 def draws(path: Path, count: int) -> dict[str, list[Sample]]:
-    """So many samples of each statement, those in the file and new ones, which are added to it."""
+    """Samples of each statement: from the file, and, up to `count`, new ones, added to the file."""
     made: dict[str, dict[int, Sample]] = defaultdict(dict)
     path.touch()
-    whole, newline, _ = path.read_text(encoding="utf-8").rpartition("\n")
-    path.write_text(whole + newline, encoding="utf-8")  # without a line that was cut off
-    for line in whole.splitlines():
+    complete_lines, newline, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    path.write_text(complete_lines + newline, encoding="utf-8")  # without a line that was cut off
+    for line in complete_lines.splitlines():
         row = json.loads(line)
         made[row["statement"]][row["draw"]] = Sample(
             np.array(row["values"], float), row["unit"], tuple(row["layers"]), {}, row["chance"]
@@ -104,7 +106,10 @@ def draws(path: Path, count: int) -> dict[str, list[Sample]]:
                 row |= {"unit": sample.unit, "layers": sample.layers, "chance": sample.chance}
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-    return {key: [made[key][draw] for draw in range(count)] for key in BY_CHANCE}
+    samples = {}
+    for key in BY_CHANCE:
+        samples[key] = [made[key][draw] for draw in range(count)]
+    return samples
 
 
 def record(samples: dict[str, list[Sample]]) -> None:
@@ -147,8 +152,8 @@ def table() -> Iterable[str]:
 
 def written(text: str) -> str:
     """Return the page's text with the table of the record."""
-    before, rest = text.split(BEGIN)
-    return before + "\n".join([BEGIN, "", *table(), "", END]) + rest.split(END)[1]
+    before, after = text.split(BEGIN)
+    return before + "\n".join([BEGIN, "", *table(), "", END]) + after.split(END)[1]
 
 
 def main() -> None:

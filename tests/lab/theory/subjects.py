@@ -44,11 +44,8 @@ def albert() -> Any:
 
 def bart() -> Any:
     """An encoder, and a decoder with self- and cross-attention."""
-    sizes = {
-        f"{stack}_{what}": 2
-        for stack in ("encoder", "decoder")
-        for what in ("layers", "ffn_dim", "attention_heads")
-    }
+    names = ("layers", "ffn_dim", "attention_heads")
+    sizes = {f"encoder_{name}": 2 for name in names} | {f"decoder_{name}": 2 for name in names}
     shape = {"d_model": 16, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     return made("BartForConditionalGeneration", **sizes, **shape, **special, init_std=0.3)
@@ -69,17 +66,17 @@ def text(length: int = 6000) -> Text:
     random = np.random.default_rng(0)
     sentences: list[list[int]] = []
     while sum(map(len, sentences)) < length:
-        words = 4 + (np.arange(random.integers(4, 20)) + random.integers(3)) % 30
-        sentences.append([2, *words.tolist(), 3])
+        sentence = 4 + (np.arange(random.integers(4, 20)) + random.integers(3)) % 30
+        sentences.append([2, *sentence.tolist(), 3])
     tokens = np.concatenate(sentences).astype(np.uint16)
     return Text("sentences", tokens, np.cumsum([0, *map(len, sentences)]), VOCABULARY, MASK)
 
 
-def subject(model: Any, objective: Any, batches: int = 2, **others: Any) -> Subject:
+def subject(model: Any, objective: Any, batches: int = 2, **settings: Any) -> Subject:
     """A model on some blocks of the text."""
     blocks = text().blocks(batches, 3, 16, seed=0)
     mask = None if objective == "causal" else MASK
-    return Subject("tiny", model, objective, blocks, mask, **others)
+    return Subject("tiny", model, objective, blocks, mask, **settings)
 
 
 def save(model: Any, folder: Path) -> Path:

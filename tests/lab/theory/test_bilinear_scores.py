@@ -59,9 +59,9 @@ def test_what_is_wrong_is_seen() -> None:
         for use in uses_of(model, batch_for(model)):
             attention = use.attention
             query, key = attention.query.weight, attention.key.weight
-            other = replace(use, attention=attention.with_weights(np.roll(query, 1, 0), key))
-            assert bilinear_scores.attention_error(other) > 1e-3
-            assert bilinear_scores.same_order(other) < 0.9
+            rolled_use = replace(use, attention=attention.with_weights(np.roll(query, 1, 0), key))
+            assert bilinear_scores.attention_error(rolled_use) > 1e-3
+            assert bilinear_scores.same_order(rolled_use) < 0.9
             values = load_values(checkpoint, attention.plan)
             rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
             assert bilinear_scores.mixing_error(use, rolled) > 1e-3

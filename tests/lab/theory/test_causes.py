@@ -1,4 +1,4 @@
-"""What is changed in an update, and what a softmax makes of the mean of the inputs."""
+"""Updates with one cause taken away, and the effect of a softmax on the mean of the inputs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,11 @@ def test_the_mean_falls_out_of_the_context_side_alone() -> None:
 
 def test_isotropic_inputs_have_the_identity_as_covariance() -> None:
     updates = [drawn(seed) for seed in range(3)]
-    everything = np.concatenate([update.inputs.reshape(-1, 5) for update in updates])
-    values, vectors = np.linalg.eigh(np.cov(everything, rowvar=False))
-    whitened = (everything - everything.mean(axis=0)) @ (vectors / np.sqrt(values)) @ vectors.T
+    inputs_of_all = np.concatenate([update.inputs.reshape(-1, 5) for update in updates])
+    values, vectors = np.linalg.eigh(np.cov(inputs_of_all, rowvar=False))
+    whitened = (
+        (inputs_of_all - inputs_of_all.mean(axis=0)) @ (vectors / np.sqrt(values)) @ vectors.T
+    )
     np.testing.assert_allclose(np.cov(whitened, rowvar=False), np.eye(5), atol=1e-9)
     inputs = whitened[: updates[0].inputs.size // 5].reshape(updates[0].inputs.shape)
     expected = updates[0]._replace(inputs=inputs).form.dense()
@@ -89,9 +91,9 @@ def test_rows_of_a_models_own_beta_sum_to_zero(objective: str) -> None:
     subject = subjects.subject(subjects.bert(decoder=objective == "causal"), objective)
     updates = Evidence(subject, subjects.text()).updates
     assert sorted(updates) == ["0", "1"]
-    for some in updates.values():
-        assert len(some) == 2
-        for update in some:
+    for updates_of_layer in updates.values():
+        assert len(updates_of_layer) == 2
+        for update in updates_of_layer:
             assert update.beta.dtype == np.float32  # as the model is
             assert np.abs(update.beta.sum(axis=-1)).max() < 1e-5 * np.abs(update.beta).max()
             future = np.triu(np.ones(update.beta.shape[-2:], bool), 1)

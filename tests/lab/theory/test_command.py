@@ -56,8 +56,8 @@ def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     (report,) = json.loads(result.stdout, parse_constant=pytest.fail)["reports"]
     assert json.loads(out.read_text())["reports"] == [report]
     # Statements about random matrices are not counted among the model's.
-    others = sum(not statement.about_model for statement in STATEMENTS)
-    assert sum(report["tally"].values()) == len(report["findings"]) - others
+    count_of_random = sum(not statement.about_model for statement in STATEMENTS)
+    assert sum(report["tally"].values()) == len(report["findings"]) - count_of_random
     assert all(f["numbers"] or f["verdict"] == "not tested" for f in report["findings"])
 
 
@@ -70,11 +70,11 @@ def test_files_hold_every_finding(tmp_path: Path) -> None:
     report = StudyReport("m, step 3", "t", "masked", 1, 2, 8, 0.15, 0, "beware", 2, findings)
     for ending in FINDINGS_WRITERS:
         save([report, report], tmp_path / f"findings{ending}")
-    both = json.loads((tmp_path / "findings.json").read_text())["reports"]
-    assert both[0] == both[1]
-    numbers = both[0]["findings"][0]["numbers"]
+    reports = json.loads((tmp_path / "findings.json").read_text())["reports"]
+    assert reports[0] == reports[1]
+    numbers = reports[0]["findings"][0]["numbers"]
     assert [row["value"] for row in numbers] == [1.5, None, 1.6]
-    assert both[0]["tally"] == {
+    assert reports[0]["tally"] == {
         "holds": 1,
         "fails": 0,
         "undecided": 0,

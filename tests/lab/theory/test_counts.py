@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,7 +35,7 @@ streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size
 @pytest.mark.parametrize("how", CUTS)
 @given(documents=streams, block=st.integers(1, 7), chunks=st.integers(1, 4))
 def test_counts_are_those_of_a_loop_over_pairs(how, documents, block, chunks):
-    tokens = np.array([token for document in documents for token in document], np.uint16)
+    tokens = np.array([*itertools.chain.from_iterable(documents)], np.uint16)
     offsets = np.cumsum([0, *map(len, documents)])
     if how == "stream" and len(tokens) < block:
         with pytest.raises(CorpusError, match="whole text"):
@@ -81,9 +83,11 @@ def test_masked_counts_are_equal_on_average_and_have_the_expected_size() -> None
 
 
 def test_masks_are_those_of_the_seed() -> None:
-    one, again, other = (own_masks(masked(0.2, 10, seed)).context for seed in (0, 0, 1))
-    assert (one == again).all()
-    assert (one != other).any()
+    masks, repeated, of_other_seed = (
+        own_masks(masked(0.2, 10, seed)).context for seed in (0, 0, 1)
+    )
+    assert (masks == repeated).all()
+    assert (masks != of_other_seed).any()
 
 
 def test_shares_above_one_are_those_of_plain_counting() -> None:

@@ -94,12 +94,12 @@ class PutIntoScores(torch.overrides.TorchFunctionMode):
         self.terms: dict[int, dict[int | None, Any]] = {}
         self.handles: list[Any] = []
         for plan in plans:
-            width, other = (
+            query_width, key_width = (
                 model.get_parameter(side.tensor).shape[0 if side.projection.transposed else 1]
                 for side in (plan.query, plan.key)
             )
             self.terms[id(plan)] = {
-                distance: torch.zeros(plan.query.heads, width, other, requires_grad=True)
+                distance: torch.zeros(plan.query.heads, query_width, key_width, requires_grad=True)
                 for distance in (None, *(DISTANCES if plan.rotary else ()))
             }
             for side in ("query", "key"):
@@ -159,9 +159,13 @@ def gradients_of_terms(
     finally:
         for handle in mode.handles:
             handle.remove()
-    flat = [e for plan in plans for e in mode.terms[id(plan)].values()]
-    found = iter(torch.autograd.grad(value, flat))
-    return [{distance: next(found) for distance in mode.terms[id(plan)]} for plan in plans]
+    terms_by_plan = [mode.terms[id(plan)] for plan in plans]
+    terms = list(itertools.chain.from_iterable(terms.values() for terms in terms_by_plan))
+    gradient_of_terms = iter(torch.autograd.grad(value, terms))
+    gradients_by_plan = []
+    for terms_of_plan in terms_by_plan:
+        gradients_by_plan.append({distance: next(gradient_of_terms) for distance in terms_of_plan})
+    return gradients_by_plan
 
 
 def place(plan: AttentionPlan) -> tuple[str, str, int]:
@@ -169,9 +173,10 @@ def place(plan: AttentionPlan) -> tuple[str, str, int]:
 
 
 # A family, an objective, whether the second example is padded, and a seed.
+DIFFERENTIABLE = [architecture.name for architecture in ALL if architecture.name not in REFUSED]
 CASES = [
-    (architecture.name, OBJECTIVES[index % 3], index % 2 == 0, index)
-    for index, architecture in enumerate(a for a in ALL if a.name not in REFUSED)
+    (name, OBJECTIVES[index % 3], index % 2 == 0, index)
+    for index, name in enumerate(DIFFERENTIABLE)
 ]
 
 
@@ -179,18 +184,24 @@ CASES = [
 def test_beta_is_the_gradient_of_the_form(name: str, kind: Any, padded: bool, seed: int) -> None:
     with built(name) as model:
         batch, loss = batch_for(model, seed, padded=padded), objective(kind, seed)
-        found = gradients(model, batch, loss)
+        layer_gradients = gradients(model, batch, loss)
         plans = wqk.open(open_checkpoint(model)).plans
         expected = gradients_of_terms(model, plans, batch, loss)
     # Where attention is all but certain a block's gradient is a small difference of large numbers.
-    largest = max(np.abs(e.numpy()).max() for terms in expected for e in terms.values())
+    largest = 0.0
+    for terms in expected:
+        largest = max(largest, *(np.abs(term.numpy()).max() for term in terms.values()))
     assert largest > 1e-6
     for plan, terms in zip(plans, expected, strict=True):
-        uses = [g for g in found if place(g.attention.plan) == place(plan)]
+        uses = [
+            gradient
+            for gradient in layer_gradients
+            if place(gradient.attention.plan) == place(plan)
+        ]
         for head, (distance, term) in itertools.product(range(plan.query.heads), terms.items()):
             forms = [
-                g.by_prediction(head) if distance is None else g.at_distance(distance, head)
-                for g in uses
+                use.by_prediction(head) if distance is None else use.at_distance(distance, head)
+                for use in uses
             ]
             together = sum(form.dense() for form in forms)
             assert np.abs(together - term[head].numpy()).max() < 1e-10 * largest
@@ -200,25 +211,31 @@ def test_beta_is_the_gradient_of_the_form(name: str, kind: Any, padded: bool, se
 def test_factor_gradients_are_those_of_the_parameters(name: str) -> None:
     with built(name) as model:
         batch, loss = batch_for(model, 3), objective(linear, 3)
-        found = gradients(model, batch, loss)
+        layer_gradients = gradients(model, batch, loss)
         assert all(parameter.grad is None for parameter in model.parameters())
         loss(model, batch).backward()
         expected = parameter_gradients(model, plans := wqk.open(open_checkpoint(model)).plans)
-    for plan, own in zip(plans, expected, strict=True):
-        uses = [g for g in found if place(g.attention.plan) == place(plan)]
-        implied = [g.factor_gradients() for g in uses]
+    for plan, exact in zip(plans, expected, strict=True):
+        uses = [
+            gradient
+            for gradient in layer_gradients
+            if place(gradient.attention.plan) == place(plan)
+        ]
+        implied = [use.factor_gradients() for use in uses]
         for side in range(2):
             together = sum(factors[side] for factors in implied)
-            assert np.abs(together - own[side]).max() < 1e-10 * np.abs(own[side]).max()
+            assert np.abs(together - exact[side]).max() < 1e-10 * np.abs(exact[side]).max()
 
 
 def test_distances_add_up_to_all_pairs() -> None:
     with built("llama") as model:
-        found = gradients(model, batch_for(model, 2), objective(linear, 2))
-    for gradient in found:
+        layer_gradients = gradients(model, batch_for(model, 2), objective(linear, 2))
+    for gradient in layer_gradients:
         tokens = gradient.beta.shape[-1]
-        apart = [gradient.at_distance(n).dense() for n in range(-tokens + 1, tokens)]
-        np.testing.assert_allclose(sum(apart), gradient.by_prediction().dense(), atol=1e-12)
+        by_distance = [
+            gradient.at_distance(distance).dense() for distance in range(-tokens + 1, tokens)
+        ]
+        np.testing.assert_allclose(sum(by_distance), gradient.by_prediction().dense(), atol=1e-12)
         for distance in (tokens, -tokens):
             with pytest.raises(TheoryError, match="no pair of 9 tokens has the distance"):
                 gradient.at_distance(distance)
@@ -246,11 +263,11 @@ def test_other_scores_are_refused_by_name(name: str) -> None:
 def test_some_layers_alone() -> None:
     with built("llama") as model:
         batch, loss = batch_for(model), objective(linear, 0)
-        both = gradients(model, batch, loss)
+        of_both_layers = gradients(model, batch, loss)
         (last,) = gradients(model, batch, loss, layers=[1])
         with pytest.raises(CheckpointError, match="no layer 7; layers are numbered from 0 to 1"):
             gradients(model, batch, loss, layers=[7])
-    np.testing.assert_array_equal(last.beta, both[1].beta)
+    np.testing.assert_array_equal(last.beta, of_both_layers[1].beta)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -32,10 +32,10 @@ def test_contributions_are_the_norms_of_each_tokens_own_matrix(x, beta):
 def test_contributions_of_a_batch_are_those_of_its_examples() -> None:
     random = np.random.default_rng(0)
     x, beta = random.standard_normal((2, 5, 3)), random.standard_normal((2, 5, 5))
-    both = contributions(x, beta)
-    for one in range(2):
-        for field, alone in zip(both, contributions(x[one], beta[one]), strict=True):
-            np.testing.assert_allclose(field[one], alone)
+    of_batch = contributions(x, beta)
+    for example in range(2):
+        for field, alone in zip(of_batch, contributions(x[example], beta[example]), strict=True):
+            np.testing.assert_allclose(field[example], alone)
 
 
 def test_equation_s62_is_what_drawing_whole_matrices_gives() -> None:
@@ -68,8 +68,8 @@ def test_spread_is_that_of_numpys_covariance() -> None:
 
 def test_few_vectors_do_not_pass_for_few_dimensions() -> None:
     random = np.random.default_rng(6)
-    few = [spread_of(random.standard_normal((60, 40))).dimensions for _ in range(20)]
-    assert np.mean(few) == pytest.approx(1, abs=0.05)
+    dimensions = [spread_of(random.standard_normal((60, 40))).dimensions for _ in range(20)]
+    assert np.mean(dimensions) == pytest.approx(1, abs=0.05)
 
 
 @given(

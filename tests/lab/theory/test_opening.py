@@ -151,8 +151,8 @@ def test_text_in_the_models_own_tokens(place: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     folder = subjects.save(subjects.bert(), place / "with-tokenizer")
-    words = {"[UNK]": 0, "[MASK]": 1, "one": 2, "two": 3, "fish": 4}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    vocabulary = {"[UNK]": 0, "[MASK]": 1, "one": 2, "two": 3, "fish": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", mask_token="[MASK]"
@@ -181,14 +181,14 @@ def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
     subjects.save(subjects.bert(vocab_size=size), place / "bare")
     assert "no tokenizer" in doubt(place / "bare", "store")
     # The same words with other numbers are another vocabulary.
-    other = subjects.save(subjects.bert(), place / "other")
+    renumbered = subjects.save(subjects.bert(), place / "other")
     tokenizer = json.loads((place / "store/tokenizer.json").read_text())
-    words = tokenizer["model"]["vocab"]
-    first, second = list(words)[-2:]
-    words[first], words[second] = words[second], words[first]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (renumbered / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(CorpusError, match="give a text in the model's own tokens"):
-        doubt(other, "store")
+        doubt(renumbered, "store")
 
 
 def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:

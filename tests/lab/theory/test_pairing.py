@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,7 @@ PREDICTED = np.array([[1, 1, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0, 0]], bool)
 
 @pytest.fixture(scope="module")
 def layer() -> LayerGradient:
-    """A layer of a model; its numbers are made anew below."""
+    """A layer of a model; tests replace its numbers."""
     with built("bert") as model:
         return gradients(model, batch_for(model), objective(linear, 0))[0]
 
@@ -42,26 +43,26 @@ def drawn(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_sums_by_hand(layer: LayerGradient) -> None:
     beta, x = drawn(1)
-    one = planted(layer, beta, x)
-    pairs = pairs_of(one, PREDICTED)
-    row = parts_of_symmetry(one, pairs)
-    ones, others = [], []
+    gradient = planted(layer, beta, x)
+    pairs = pairs_of(gradient, PREDICTED)
+    row = parts_of_symmetry(gradient, pairs)
+    entries, mirrored = [], []
     for b, h, i, j in np.ndindex(B, H, N, N):
         if i != j and PREDICTED[b, i] and PREDICTED[b, j]:
-            ones.append(beta[b, h, i, j])
-            others.append(beta[b, h, j, i])
+            entries.append(beta[b, h, i, j])
+            mirrored.append(beta[b, h, j, i])
     numbers = correlation(pairs)
-    assert numbers["correlation"] == pytest.approx(np.corrcoef(ones, others)[0, 1])
-    assert numbers["agreement"] == pytest.approx(np.mean(np.multiply(ones, others) > 0))
-    assert numbers["pairs"] == len(ones) / 2
-    whole, between, diagonal = np.zeros((D, D)), 0.0, 0.0
+    assert numbers["correlation"] == pytest.approx(np.corrcoef(entries, mirrored)[0, 1])
+    assert numbers["agreement"] == pytest.approx(np.mean(np.multiply(entries, mirrored) > 0))
+    assert numbers["pairs"] == len(entries) / 2
+    form, between, diagonal = np.zeros((D, D)), 0.0, 0.0
     summed = beta.sum(axis=1)
     for b, i, j in np.ndindex(B, N, N):
-        whole += summed[b, i, j] * np.outer(x[b, i], x[b, j])
+        form += summed[b, i, j] * np.outer(x[b, i], x[b, j])
         size = (x[b, i] @ x[b, i]) * (x[b, j] @ x[b, j]) * summed[b, i, j] * summed[b, j, i]
         between, diagonal = between + size * (i != j), diagonal + size * (i == j)
-    square = (whole**2).sum()
-    assert row["symmetry"] == pytest.approx((whole * whole.T).sum() / square)
+    square = (form**2).sum()
+    assert row["symmetry"] == pytest.approx((form * form.T).sum() / square)
     assert row["from_pairs"] == pytest.approx(between / square)
     assert row["from_diagonal"] == pytest.approx(diagonal / square)
 
@@ -69,20 +70,22 @@ def test_sums_by_hand(layer: LayerGradient) -> None:
 def test_the_symmetric_part_of_predicted_pairs_by_hand(layer: LayerGradient) -> None:
     beta, x = drawn(2)
     numbers = share_of_predicted(pairs_of(planted(layer, beta, x), PREDICTED))
-    summed, both, one = beta.sum(axis=1), 0.0, 0.0
+    summed, of_predicted_pairs, of_single_predictions = beta.sum(axis=1), 0.0, 0.0
     counts = [0, 0]
     for b, i, j in np.ndindex(B, N, N):
         term = summed[b, i, j] * np.outer(x[b, i], x[b, j])
         if i < j and PREDICTED[b, i] and PREDICTED[b, j]:
             pair = term + summed[b, j, i] * np.outer(x[b, j], x[b, i])
-            both += (((pair + pair.T) / 2) ** 2).sum()
+            of_predicted_pairs += (((pair + pair.T) / 2) ** 2).sum()
             counts[0] += 2
         if PREDICTED[b, i] and not PREDICTED[b, j]:
-            one += (term**2).sum()
+            of_single_predictions += (term**2).sum()
             counts[1] += 1
-    assert numbers["size"] == pytest.approx(both / one)
+    assert numbers["size"] == pytest.approx(of_predicted_pairs / of_single_predictions)
     assert numbers["count"] == pytest.approx(counts[0] / counts[1])
-    assert numbers["ratio"] == pytest.approx(both / one / (counts[0] / counts[1]))
+    assert numbers["ratio"] == pytest.approx(
+        of_predicted_pairs / of_single_predictions / (counts[0] / counts[1])
+    )
 
 
 def test_each_token_in_turn_by_hand(layer: LayerGradient) -> None:
@@ -101,8 +104,8 @@ def test_each_token_in_turn_by_hand(layer: LayerGradient) -> None:
 
 def test_a_causal_mask_leaves_no_pairs() -> None:
     with built("llama") as model:
-        found = gradients(model, batch_for(model), objective(linear, 0))
-    for causal in found:
+        layer_gradients = gradients(model, batch_for(model), objective(linear, 0))
+    for causal in layer_gradients:
         pairs = pairs_of(causal, np.ones((2, 9), bool))
         assert parts_of_symmetry(causal, pairs)["from_pairs"] == 0
         assert np.isnan(correlation(pairs)["agreement"])
@@ -113,8 +116,10 @@ def test_pairs_that_are_needed(layer: LayerGradient) -> None:
         assert np.isnan(share_of_predicted(pairs_of(layer, predicted))["ratio"])
     assert np.isnan(correlation(pairs_of(layer, np.zeros((2, 9), bool)))["correlation"])
     with built("bart") as model:
-        found = gradients(model, batch_for(model), objective(linear, 0))
-    (cross, *_) = (one for one in found if one.attention.plan.kind == "cross")
+        layer_gradients = gradients(model, batch_for(model), objective(linear, 0))
+    (cross, *_) = (
+        gradient for gradient in layer_gradients if gradient.attention.plan.kind == "cross"
+    )
     with pytest.raises(TheoryError, match="only in self-attention"):
         pairs_of(cross, np.zeros((2, 9), bool))
 
@@ -128,8 +133,8 @@ def test_what_updates_have_in_common() -> None:
     matrices = symmetric + noise
     values = common_symmetry([BilinearForm(m, np.eye(12)) for m in matrices])
 
-    def ratio(left: list[int]) -> float:
-        crossed = [(a, b) for a in left for b in left if a != b]
+    def ratio(chosen_batches: list[int]) -> float:
+        crossed = list(itertools.permutations(chosen_batches, 2))
         above = sum((matrices[a] * matrices[b].T).sum() for a, b in crossed)
         return float(above / sum((matrices[a] * matrices[b]).sum() for a, b in crossed))
 

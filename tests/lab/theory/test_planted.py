@@ -76,13 +76,13 @@ def test_draws_go_on_where_they_were_interrupted(tmp_path, monkeypatch):
     key = find("Theorem S1.12, Equation S96 as a cause")
     monkeypatch.setattr(rates, "BY_CHANCE", [key])
     path = tmp_path / "draws.jsonl"
-    whole = rates.draws(path, 4)[key]
+    samples = rates.draws(path, 4)[key]
     path.write_bytes(path.read_bytes()[:-30])  # killed while the last line was written
-    again = rates.draws(path, 4)[key]
+    samples_again = rates.draws(path, 4)[key]
     assert path.read_text().count("\n") == 4
-    for one, other in zip(whole, again, strict=True):
-        np.testing.assert_array_equal(one.values, other.values)
-    assert str(rates.rates_of(key, again).planted).startswith("0.0 % [0.0, ")
+    for sample, sample_again in zip(samples, samples_again, strict=True):
+        np.testing.assert_array_equal(sample.values, sample_again.values)
+    assert str(rates.rates_of(key, samples_again).planted).startswith("0.0 % [0.0, ")
 
 
 @pytest.mark.campaign
@@ -107,19 +107,21 @@ def test_predicted_pairs_fifty_times_too_large_fail() -> None:
 def test_two_batches_hold_nothing_alike_that_varies() -> None:
     key = find("Corollary S1.13, update")
     for seed in range(5):
-        whole = STATEMENTS[key].measure(columns_vary_e_times(seed))
-        two = replace(whole, values=whole.values[:2], details={})
-        assert verdict(key, two).verdict != "holds"
+        sample = STATEMENTS[key].measure(columns_vary_e_times(seed))
+        sample_of_two = replace(sample, values=sample.values[:2], details={})
+        assert verdict(key, sample_of_two).verdict != "holds"
 
 
 def test_an_untrained_model_on_independent_tokens_has_no_order() -> None:
     order = STATEMENTS[find("Theorem S1.12, Equation S96 as a cause")]
-    seen = []
+    verdicts = []
     for seed in range(2):
-        one = subjects.subject(subjects.bert(decoder=True, seed=seed), "causal", batches=3)
-        tokens = np.random.default_rng(seed).integers(4, 40, one.blocks.shape)
-        found = studying.examine(order, Evidence(replace(one, blocks=tokens), subjects.text()))
-        seen.append(found.verdict)
-    assert "holds" not in seen
+        subject = subjects.subject(subjects.bert(decoder=True, seed=seed), "causal", batches=3)
+        tokens = np.random.default_rng(seed).integers(4, 40, subject.blocks.shape)
+        finding = studying.examine(
+            order, Evidence(replace(subject, blocks=tokens), subjects.text())
+        )
+        verdicts.append(finding.verdict)
+    assert "holds" not in verdicts
     masked = Evidence(subjects.subject(subjects.bert(), "masked"), subjects.text())
     assert studying.examine(order, masked).verdict == "not tested"

@@ -1,4 +1,4 @@
-"""What the softmax does to β, against explicit sums and the values' own weights."""
+"""The softmax's effect on β, against explicit sums and the values' own weights."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def layers() -> list[LayerGradient]:
 def test_the_error_is_the_output_gradient_met_with_the_values() -> None:
     with built("bert") as model:
         batch, loss = batch_for(model, 4), objective(linear, 4)
-        found = gradients(model, batch, loss)
+        layer_gradients = gradients(model, batch, loss)
         plans = wqk.open(open_checkpoint(model)).plans
         with attention_recorded(model, plans) as records:
             value = loss(model, batch)
         outputs = [record.mixed[0] for record in records]
         at_outputs = torch.autograd.grad(value, outputs)
         weights = dict(model.named_parameters())
-    for layer, (gradient, delta) in enumerate(zip(found, at_outputs, strict=True)):
+    for layer, (gradient, delta) in enumerate(zip(layer_gradients, at_outputs, strict=True)):
         name = f"bert.encoder.layer.{layer}.attention.self.value"
         values = gradient.key_input @ weights[f"{name}.weight"].detach().numpy().T
         values += weights[f"{name}.bias"].detach().numpy()
@@ -51,11 +51,18 @@ def test_the_numbers_by_hand(layers: list[LayerGradient]) -> None:
         beta @ error / np.linalg.norm(beta) / np.linalg.norm(error)
     )
     x = gradient.query_input
-    one = np.einsum("bhij,bid,bje->de", gradient.beta, x, x)
-    other = np.einsum("bhij,bid,bje->de", gradient.error, x, x)
-    cosine = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
+    form_of_beta = np.einsum("bhij,bid,bje->de", gradient.beta, x, x)
+    form_of_error = np.einsum("bhij,bid,bje->de", gradient.error, x, x)
+    cosine = (
+        (form_of_beta * form_of_error).sum()
+        / np.linalg.norm(form_of_beta)
+        / np.linalg.norm(form_of_error)
+    )
     assert effect["cosine_of_forms"] == pytest.approx(cosine)
-    for value, matrix in ((effect["symmetry"], one), (effect["symmetry_without"], other)):
+    for value, matrix in (
+        (effect["symmetry"], form_of_beta),
+        (effect["symmetry_without"], form_of_error),
+    ):
         assert value == pytest.approx(float(symmetry(BilinearForm(matrix, np.eye(32)))))
     assert effect["row_sums"] < 1e-12
 
@@ -65,8 +72,8 @@ def test_pairs_that_are_not_seen_do_not_count() -> None:
         (gradient, _) = gradients(model, batch_for(model, 4), objective(linear, 4))
     hidden = gradient.probabilities == 0
     assert hidden.any()
-    other = replace(gradient, error=np.where(hidden, 1e6, gradient.error))
-    assert softmax_effect(other) == softmax_effect(gradient)
+    with_hidden_errors = replace(gradient, error=np.where(hidden, 1e6, gradient.error))
+    assert softmax_effect(with_hidden_errors) == softmax_effect(gradient)
 
 
 def test_what_is_proportional_has_cosine_one(layers: list[LayerGradient]) -> None:

@@ -35,8 +35,12 @@ def masked() -> list[Finding]:
 
 
 def one(findings: Any, number: str, part: str = "") -> Finding:
-    (found,) = (f for f in findings if f.statement.number == number and part in f.statement.says)
-    return found
+    (finding,) = (
+        candidate
+        for candidate in findings
+        if candidate.statement.number == number and part in candidate.statement.says
+    )
+    return finding
 
 
 def test_every_statement_is_a_finding_that_says_all_there_is_to_say(causal, masked):
@@ -111,15 +115,15 @@ def test_a_layer_that_is_not_there_is_an_error() -> None:
 
 
 def test_what_has_no_single_form_is_not_tested() -> None:
-    told: list[tuple[str, int, int]] = []
+    updates: list[tuple[str, int, int]] = []
     evidence = Evidence(subjects.subject(subjects.qwen3(), "causal"), subjects.text())
-    findings = measure(evidence, lambda *progress: told.append(progress))
+    findings = measure(evidence, lambda *progress: updates.append(progress))
     refused = one(findings, "Theorems 2.3 and S1.12, update")
     assert refused.verdict == "not tested"
     assert "normalized token by token" in refused.why
     # Counts and random matrices need no gradient.
     assert one(findings, "Theorem S1.12, Equation S96", "stream").verdict != "not tested"
-    assert [done for _, done, _ in told] == list(range(len(STATEMENTS)))
+    assert [done for _, done, _ in updates] == list(range(len(STATEMENTS)))
 
 
 @pytest.mark.parametrize(
@@ -149,14 +153,14 @@ def test_each_token_from_all_others_is_the_sum_over_passes() -> None:
     subject = subjects.subject(model, "each", batches=1)
     evidence = Evidence(subject, subjects.text())
     blocks, length = subject.blocks[0], subject.blocks.shape[-1]
-    found = evidence.gradients[0]
+    layer_gradients = evidence.gradients[0]
     for n, tokens in enumerate(blocks[:1]):
         for i in (0, 5, length - 1):
             inputs, labels = torch.tensor(tokens[None]), torch.full((1, length), -100)
             labels[0, i], inputs = tokens[i], inputs.clone()
             inputs[0, i] = subjects.MASK
             alone = gradients(model, {"input_ids": inputs, "labels": labels})
-            for one_pass, together in zip(alone, found, strict=True):
+            for one_pass, together in zip(alone, layer_gradients, strict=True):
                 scale = len(blocks) * length  # the loss is the mean over all predictions
                 beta = scale * together.beta[n * length + i]
                 np.testing.assert_allclose(beta, one_pass.beta[0], atol=1e-4)
@@ -173,8 +177,8 @@ def test_applications_of_a_shared_layer_add_up_to_one_gradient(objective: str) -
     model(**evidence.batches[0]).loss.backward()
     (exact,) = parameter_gradients(model, evidence.plans)
     (layer,) = evidence.gradients[0]
-    for implied, own in zip(layer.factor_gradients(), exact, strict=True):
-        np.testing.assert_allclose(implied, own, atol=1e-5 * np.abs(own).max())
+    for implied, expected in zip(layer.factor_gradients(), exact, strict=True):
+        np.testing.assert_allclose(implied, expected, atol=1e-5 * np.abs(expected).max())
     findings = measure(evidence)
     for number in ("Corollary S1.13, update", "Theorem S1.14, assumption"):
         estimate = one(findings, number).estimate

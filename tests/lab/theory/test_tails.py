@@ -30,9 +30,9 @@ def simulate_update(
     # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
     sizes = np.linalg.norm(random.standard_normal((contexts, tokens)), axis=1, keepdims=True)
     summed = sizes * random.standard_normal(shape) * np.sqrt(variances)
-    own = random.standard_normal(shape)
+    predicted = random.standard_normal(shape)
     as_context = np.arange(contexts)[:, None] < context_share * contexts
-    query, key = np.where(as_context, summed, own), np.where(as_context, own, summed)
+    query, key = np.where(as_context, summed, predicted), np.where(as_context, predicted, summed)
     return BilinearForm.from_factors(query.T, key.T)
 
 
@@ -47,26 +47,26 @@ def test_tails_are_those_of_the_dense_matrix_and_turn_with_it(seed: int) -> None
     form = random_form(seed)
     dense = form.dense()
     columns, rows = np.linalg.norm(dense, axis=0), np.linalg.norm(dense, axis=1)
-    one, turned = tails(form), tails(form.T)
-    assert one.log_variance_ratio == pytest.approx(np.log(columns.var() / rows.var()))
-    assert one.reach == pytest.approx(columns.max() / rows.max())
-    longest, other = (columns, rows) if one.reach >= 1 else (rows, columns)
-    assert one.beyond == pytest.approx((longest > other.max()).mean())
-    assert turned.log_variance_ratio == pytest.approx(-one.log_variance_ratio)
-    assert turned.reach == pytest.approx(1 / one.reach)
+    upright, turned = tails(form), tails(form.T)
+    assert upright.log_variance_ratio == pytest.approx(np.log(columns.var() / rows.var()))
+    assert upright.reach == pytest.approx(columns.max() / rows.max())
+    longest, shorter = (columns, rows) if upright.reach >= 1 else (rows, columns)
+    assert upright.beyond == pytest.approx((longest > shorter.max()).mean())
+    assert turned.log_variance_ratio == pytest.approx(-upright.log_variance_ratio)
+    assert turned.reach == pytest.approx(1 / upright.reach)
     for score in ("directionality", "directionality_excess"):
-        assert getattr(one, score) == pytest.approx(getattr(form, score))
+        assert getattr(upright, score) == pytest.approx(getattr(form, score))
         assert getattr(turned, score) == pytest.approx(-getattr(form, score))
 
 
 def mean_tails(variances: np.ndarray, context_share: float = 1.0) -> tuple[float, float, float]:
     """ln of the ratio of variances, the directionality (excess), and the latter's error."""
-    many = [
+    updates = [
         tails(simulate_update(variances, context_share=context_share, seed=seed))
         for seed in range(12)
     ]
-    excess = [one.directionality_excess for one in many]
-    ratio = np.mean([one.log_variance_ratio for one in many])
+    excess = [update.directionality_excess for update in updates]
+    ratio = np.mean([update.log_variance_ratio for update in updates])
     return float(ratio), float(np.mean(excess)), float(np.std(excess) / np.sqrt(12))
 
 
@@ -98,7 +98,7 @@ def test_the_simulated_update_is_the_sum_over_tokens_drawn_one_by_one() -> None:
     drawn, simulated = np.zeros((2, 2, 3))
     for seed in range(100):
         x = random.standard_normal((contexts, tokens, 3)) * np.sqrt(variances)
-        beta, y = (random.standard_normal((contexts, many)) for many in (tokens, 3))
+        beta, y = (random.standard_normal((contexts, count)) for count in (tokens, 3))
         dense = np.einsum("ti,tim,tk->mk", beta, x, y)
         drawn += [(dense**2).sum(axis=0), (dense**2).sum(axis=1)]
         form = simulate_update(variances, contexts=contexts, tokens=tokens, seed=seed)

@@ -38,14 +38,17 @@ def test_a_step_of_gradient_descent_does_what_is_said(name: str) -> None:
     rate = 1e-3
     with built(name) as model:
         batch, loss = batch_for(model, 6), objective(linear, 6)
-        found = gradients(model, batch, loss)
+        layer_gradients = gradients(model, batch, loss)
         before = attentions(model)
         loss(model, batch).backward()
         torch.optim.SGD(model.parameters(), lr=rate).step()
         after = attentions(model)
-    for layer, old, new in zip(found, before, after, strict=True):
-        both = layer.factor_gradients()
-        slope, square = first_order(layer.attention, *both), layer.attention.with_weights(*both)
+    for layer, old, new in zip(layer_gradients, before, after, strict=True):
+        factor_gradients = layer.factor_gradients()
+        slope, square = (
+            first_order(layer.attention, *factor_gradients),
+            layer.attention.with_weights(*factor_gradients),
+        )
         step = rate * slope.dense() + rate**2 * square.form.dense()
         expected = new.form.dense() - old.form.dense()
         np.testing.assert_allclose(step, expected, atol=1e-9 * np.abs(expected).max())
@@ -59,8 +62,8 @@ def test_gradients_have_to_be_there() -> None:
 @pytest.mark.parametrize("name", ["bert", "gptj"])
 def test_symmetry_passes_through_tied_factors_only(name: str) -> None:
     with built(name) as model:
-        found = gradients(model, batch_for(model, 8), objective(linear, 8))
-    for layer in found:
+        layer_gradients = gradients(model, batch_for(model, 8), objective(linear, 8))
+    for layer in layer_gradients:
         row = passed_on(replace(layer, beta=layer.beta + layer.beta.swapaxes(-1, -2)))
         assert row["gradient"] == pytest.approx(1)
         assert row["update_of_symmetric_part"] < 0.8
@@ -69,11 +72,9 @@ def test_symmetry_passes_through_tied_factors_only(name: str) -> None:
         again = passed_on(layer)
         part = again["update_of_symmetric_part"]
         assert part == pytest.approx(row["update_of_symmetric_part"])
-        update, whole = (
-            first_order(layer.attention, *layer.factor_gradients()).dense(),
-            layer.by_prediction().dense(),
-        )
-        cosine = -(update * whole).sum() / np.linalg.norm(update) / np.linalg.norm(whole)
+        update = first_order(layer.attention, *layer.factor_gradients()).dense()
+        gradient = layer.by_prediction().dense()
+        cosine = -(update * gradient).sum() / np.linalg.norm(update) / np.linalg.norm(gradient)
         assert alignment(layer) == pytest.approx(cosine)
         assert again["update"] == pytest.approx((update * update.T).sum() / (update**2).sum())
 
@@ -85,7 +86,7 @@ def test_the_expected_symmetry_of_an_update(rank: int) -> None:
     gradient = random.standard_normal((192, 192))
     gradient += gradient.T
     update = gradient @ b @ b.T + a @ a.T @ gradient
-    found = float(symmetry(BilinearForm(update, np.eye(192))))
-    assert found == pytest.approx(expected_symmetry(192, rank), abs=0.03)
+    actual = float(symmetry(BilinearForm(update, np.eye(192))))
+    assert actual == pytest.approx(expected_symmetry(192, rank), abs=0.03)
     tied = gradient @ b @ b.T + b @ b.T @ gradient
     assert float(symmetry(BilinearForm(tied, np.eye(192)))) == pytest.approx(1)

@@ -47,7 +47,7 @@ X = np.zeros((2, 1))
 
 
 def of(values: np.ndarray, direction: Direction = "above", **chosen: Any) -> Finding:
-    """What is decided on numbers (U, L), or (U,) without layers."""
+    """Decide on numbers (U, L), or (U,) without layers."""
     layers = tuple(map(str, range(values.shape[1]))) if values.ndim > 1 else ()
     sample = Sample(values.reshape(len(values), -1), "batches", layers, **chosen)
     return decide(statement(direction), sample)
@@ -85,18 +85,21 @@ def test_more_units_do_not_help_where_layers_differ() -> None:
 
 
 def test_statements_about_random_matrices_are_a_family_of_their_own() -> None:
-    one = decided("above", 1.0, 0.1)
-    apart = replace(one, statement=replace(one.statement, needs="nothing"), p=0.04)
-    doubtful = [replace(one, p=p) for p in (0.04, 0.5, 0.6)]
-    assert [f.verdict for f in adjusted_together([apart, *doubtful])][:2] == ["holds", "undecided"]
-    family = [replace(apart, p=p) for p in (0.04, 0.5, 0.6)]  # which is corrected, too
+    finding = decided("above", 1.0, 0.1)
+    of_random = replace(finding, statement=replace(finding.statement, needs="nothing"), p=0.04)
+    doubtful = [replace(finding, p=p) for p in (0.04, 0.5, 0.6)]
+    assert [f.verdict for f in adjusted_together([of_random, *doubtful])][:2] == [
+        "holds",
+        "undecided",
+    ]
+    family = [replace(of_random, p=p) for p in (0.04, 0.5, 0.6)]  # which is corrected, too
     assert adjusted_together(family)[0].verdict == "undecided"
 
 
 def share_of(verdict: str, edge: float, noise: np.ndarray, direction: Direction) -> float:
-    """How often noise about the edge has this verdict."""
-    found = [of(edge + 0.1 * values, direction).verdict for values in noise]
-    return found.count(verdict) / len(noise)
+    """Share of noise about the edge that has this verdict."""
+    verdicts = [of(edge + 0.1 * values, direction).verdict for values in noise]
+    return verdicts.count(verdict) / len(noise)
 
 
 WRONG = {"above": ((0.0, "holds"), (0.2, "fails")), "near": ((0.2, "holds"), (0.2, "fails"))}
@@ -155,8 +158,8 @@ def test_benjamini_and_hochberg() -> None:
     p = np.random.default_rng(2).uniform(size=20) ** 3
     order = np.sort(p)
     expected = [min(1.0, min(order[k:] * 20 / np.arange(k + 1, 21))) for k in range(20)]
-    one = decided("above", 1.0, 0.1)
-    settled = adjusted_together([replace(one, p=value) for value in order])
+    finding = decided("above", 1.0, 0.1)
+    settled = adjusted_together([replace(finding, p=value) for value in order])
     assert [f.verdict == "holds" for f in settled] == [value <= 0.05 for value in expected]
     assert {f.verdict for f in settled} == {"holds", "undecided"}
 
@@ -185,14 +188,14 @@ SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])  # a long tail above
 
 
 @pytest.mark.parametrize(
-    ("direction", "other"), [("above", "below"), ("below", "above"), ("near", "near")]
+    ("direction", "mirrored_direction"), [("above", "below"), ("below", "above"), ("near", "near")]
 )
 @pytest.mark.parametrize("shift", [-0.6, -0.3, -0.1, 0.0, 0.3])
-def test_what_is_skewed_down_is_decided_as_its_mirror_image(direction, other, shift):
-    one, mirrored = of(SKEWED + shift, direction), of(-SKEWED - shift, other)
-    assert (mirrored.verdict, mirrored.p) == (one.verdict, pytest.approx(one.p))
-    assert mirrored.estimate.low == pytest.approx(-one.estimate.high)
-    assert mirrored.estimate.skewness == pytest.approx(-one.estimate.skewness)
+def test_what_is_skewed_down_is_decided_as_its_mirror_image(direction, mirrored_direction, shift):
+    finding, mirrored = of(SKEWED + shift, direction), of(-SKEWED - shift, mirrored_direction)
+    assert (mirrored.verdict, mirrored.p) == (finding.verdict, pytest.approx(finding.p))
+    assert mirrored.estimate.low == pytest.approx(-finding.estimate.high)
+    assert mirrored.estimate.skewness == pytest.approx(-finding.estimate.skewness)
 
 
 def test_verdicts_and_intervals_agree_where_a_mean_is_skewed() -> None:
@@ -200,7 +203,9 @@ def test_verdicts_and_intervals_agree_where_a_mean_is_skewed() -> None:
     for sign, direction in ((1, "above"), (-1, "below")):
         for null in np.linspace(-0.2, 0.6, 41):
             sample = Sample(sign * SKEWED[:, None], "batches")
-            found = decide(statement(direction, sign * null, 0.0), sample)  # type: ignore[arg-type]
-            near, far = sorted(sign * x for x in (found.estimate.low, found.estimate.high))
-            assert (found.verdict == "holds") == (near >= null)
-            assert (found.verdict == "fails") == (far <= null)
+            finding = decide(statement(direction, sign * null, 0.0), sample)  # type: ignore[arg-type]
+            near, far = sorted(
+                sign * bound for bound in (finding.estimate.low, finding.estimate.high)
+            )
+            assert (finding.verdict == "holds") == (near >= null)
+            assert (finding.verdict == "fails") == (far <= null)

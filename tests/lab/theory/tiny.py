@@ -49,7 +49,7 @@ def linear(output: Any, random: Any) -> Any:
 
 
 def likelihood(output: Any, random: Any) -> Any:
-    """Of random classes at every place, which weigh differently."""
+    """Negative log-likelihood of random classes, with random weights, at every place."""
     weights = torch.rand(output.shape[:-1], generator=random)
     classes = torch.randint(output.shape[-1], output.shape[:-1], generator=random)
     return -(output.log_softmax(-1).gather(-1, classes[..., None])[..., 0] * weights).mean()

@@ -56,8 +56,8 @@ def order(corpus: TokenStore) -> Iterator[Order]:
         assert helper.stdout
         helper.stdin.write(json.dumps(order | {"touch": touch, "most": most}) + "\n")
         helper.stdin.flush()
-        code, said = json.loads(helper.stdout.readline())
-        return code, said
+        code, message = json.loads(helper.stdout.readline())
+        return code, message
 
     with helper:
         yield send

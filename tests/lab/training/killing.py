@@ -54,7 +54,7 @@ def tear(event: str, arguments: tuple[Any, ...], folder: Path) -> None:
 
 
 def grow_to(most: int) -> None:
-    """A write beyond so many bytes of a file is short, and the next one fails."""
+    """Limit the size of files: a write beyond `most` bytes is short, and the next write fails."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
@@ -79,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     load_what_training_loads()
     for line in sys.stdin:
-        answer, said = os.pipe()
+        answer, error_pipe = os.pipe()
         child = os.fork()
         if not child:
             code = 1
@@ -87,14 +87,14 @@ def main() -> None:
                 obey(json.loads(line))
                 code = 0
             except WqkError as error:
-                os.write(said, str(error).encode())
+                os.write(error_pipe, str(error).encode())
             finally:
                 os._exit(code)
-        os.close(said)
+        os.close(error_pipe)
         with os.fdopen(answer) as pipe:
-            told = pipe.read()
+            message = pipe.read()
         _, status = os.waitpid(child, 0)
-        print(json.dumps([os.waitstatus_to_exitcode(status), told]), flush=True)
+        print(json.dumps([os.waitstatus_to_exitcode(status), message]), flush=True)
 
 
 if __name__ == "__main__":

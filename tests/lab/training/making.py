@@ -33,19 +33,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(preset: str = "fast", **said: Any) -> Recipe:
-    """A small recipe; any field can be said otherwise, and a configuration has its own shape."""
-    shape = {} if said.get("config") else SHAPE
-    return make_recipe(preset, **{**shape, **WORK, **LOOKS, **SAVES, **said})
+def tiny(preset: str = "fast", **fields: Any) -> Recipe:
+    """A small recipe; any field can be replaced, and a configuration has its own shape."""
+    shape = {} if fields.get("config") else SHAPE
+    return make_recipe(preset, **{**shape, **WORK, **LOOKS, **SAVES, **fields})
 
 
-def tiny_model(architecture: str = "", preset: str = "fast", **said: Any) -> Any:
+def tiny_model(architecture: str = "", preset: str = "fast", **fields: Any) -> Any:
     """A model of the preset's architecture, of that with another norm, or of a configuration."""
     if architecture in CONFIGS:
-        said["config"] = {"model_type": architecture, **CONFIGS[architecture]}
+        fields["config"] = {"model_type": architecture, **CONFIGS[architecture]}
     elif architecture:
-        said["norm"] = architecture
-    return build_model(tiny(preset, **said), VOCABULARY, SPECIAL)
+        fields["norm"] = architecture
+    return build_model(tiny(preset, **fields), VOCABULARY, SPECIAL)
 
 
 def walk(tokens: int, seed: int) -> np.ndarray:
@@ -88,11 +88,10 @@ SMALL = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "held_out
 
 def flags(**fields: Any) -> list[str]:
     """Fields of a recipe as options of the command."""
-    return [
-        word
-        for name, value in fields.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    options = []
+    for name, value in fields.items():
+        options += [f"--{name.replace('_', '-')}", str(value)]
+    return options
 
 
 def experiment(*cells: dict[str, Any], **recipe: Any) -> str:

@@ -86,7 +86,7 @@ def test_blocks_go_on_where_the_parent_s_ended(decoder, tmp_path, monkeypatch):
 
 def test_a_killed_child_resumes_to_the_same_bits(decoder, tmp_path, caplog):
     recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"objective": "masked"})
-    whole = train(recipe, None, tmp_path / "whole", parent=decoder.folder)
+    uninterrupted = train(recipe, None, tmp_path / "whole", parent=decoder.folder)
     for stop, kept in ((4, True), (3, False)):
         folder = tmp_path / f"stopped-{stop}"
         train(recipe, None, folder, parent=decoder.folder, stop=stop)
@@ -94,9 +94,9 @@ def test_a_killed_child_resumes_to_the_same_bits(decoder, tmp_path, caplog):
             for _, path in checkpoints_in(folder):
                 shutil.rmtree(path)
         train(None, None, folder, resume=True)
-        for name, values in weights(whole.folder, 6).items():
+        for name, values in weights(uninterrupted.folder, 6).items():
             assert np.array_equal(values, weights(folder, 6)[name]), name
-        assert open_run(folder).metrics["loss"].to_list() == whole.metrics["loss"].to_list()
+        assert open_run(folder).metrics["loss"].to_list() == uninterrupted.metrics["loss"].to_list()
 
 
 def test_the_figure_s_numbers_are_those_of_the_weights(decoder: Run, tmp_path: Path) -> None:
@@ -120,19 +120,19 @@ def test_the_figure_s_numbers_are_those_of_the_weights(decoder: Run, tmp_path: P
     def symmetry(matrix: np.ndarray) -> float:
         return float(np.trace(matrix @ matrix) / (matrix**2).sum())
 
-    (found,) = rows.filter(run="child-1", step=6, layer=1).to_dicts()
+    (row,) = rows.filter(run="child-1", step=6, layer=1).to_dicts()
     change = form(6) - form(0)
-    assert found["symmetry"] == pytest.approx(symmetry(form(6)), abs=1e-6)
-    assert found["change_symmetry"] == pytest.approx(symmetry(change), abs=1e-4)
-    assert found["change_norm"] == pytest.approx(
+    assert row["symmetry"] == pytest.approx(symmetry(form(6)), abs=1e-6)
+    assert row["change_symmetry"] == pytest.approx(symmetry(change), abs=1e-4)
+    assert row["change_norm"] == pytest.approx(
         np.linalg.norm(change) / np.linalg.norm(form(0)), rel=1e-5
     )
     # What is new is orthogonal to both parts of what was there, and the three add up to the form.
     parts = (form(0) + form(0).T) / 2, (form(0) - form(0).T) / 2
-    kept = found["kept_symmetric"], found["kept_skew"]
+    kept = row["kept_symmetric"], row["kept_skew"]
     new = form(6) - kept[0] * parts[0] - kept[1] * parts[1]
     assert [float((new * part).sum()) for part in parts] == pytest.approx([0, 0], abs=1e-5)
-    assert found["new_symmetry"] == pytest.approx(symmetry(new), abs=1e-4)
+    assert row["new_symmetry"] == pytest.approx(symmetry(new), abs=1e-4)
     first = rows.filter(step=0, run="child-1")
     assert first["change_symmetry"].null_count() == first.height == 3  # two layers and their mean
     panels = draw("convert", Sources(tuple(runs))).axes
@@ -146,16 +146,16 @@ def test_what_cannot_be_continued(decoder: Run, corpus: TokenStore, tmp_path: Pa
     out = tmp_path / "child"
     shorter = tmp_path / "shorter"
     train(tiny(mode="decoder", steps=6, seed=2), corpus.folder, shorter, stop=3)
-    other = make_store(tmp_path / "other", seed=3)
+    other_store = make_store(tmp_path / "other", seed=3)
     names = one_letter_words(VOCABULARY).decode().replace('"a"', '"A"')
-    other.tokenizer.write_bytes(names.encode())
+    other_store.tokenizer.write_bytes(names.encode())
     cases = [
         ((tmp_path,), "not a run's folder"),
         ((shorter,), "only a finished run can be continued, and this one has no checkpoint-6"),
         ((decoder.folder, "--objective", "clm"), "'clm' is not one of 'masked', 'causal'"),
         ((decoder.folder, "--layers", 1), "has its model and preset; leave out layers: 2 → 1"),
         ((decoder.folder, "--init", "symmetric"), "has its weights; leave out init"),
-        ((decoder.folder, "--corpus", other.folder), "its tokenizer is not that of"),
+        ((decoder.folder, "--corpus", other_store.folder), "its tokenizer is not that of"),
         ((decoder.folder, "--resume"), "leave out --from"),
     ]
     for arguments, message in cases:
@@ -214,7 +214,7 @@ def test_a_child_waits_for_its_parent(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("which", "change", "message"),
+    ("number", "change", "message"),
     [
         (1, {"from": "none"}, "from must name a cell above this one"),
         (2, {"seeds": [3]}, r"among those of converted \(\[1\]\); got \[3\]"),
@@ -222,8 +222,8 @@ def test_a_child_waits_for_its_parent(tmp_path: Path, monkeypatch: pytest.Monkey
         (2, {"width": 8}, "leave out width: 16 → 8"),
     ],
 )
-def test_experiments_that_cannot_be(which: int, change: Any, message: str, tmp_path: Path) -> None:
+def test_experiments_that_cannot_be(number: int, change: Any, message: str, tmp_path: Path) -> None:
     cells = [*CELLS]
-    cells[which] = cells[which] | change
+    cells[number] = cells[number] | change
     with pytest.raises(RunError, match=message):
         trials_of(tmp_path, cells, tmp_path)

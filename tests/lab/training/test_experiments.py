@@ -99,8 +99,8 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path, monkeypatch):
     assert "not compared" not in again.stderr
     # Another recipe under the same name is not mixed in.
     written(tmp_path, experiment(*CELLS, schedule="constant", batch=8))
-    other = command(tmp_path, exits=2)
-    assert "different recipe (batch: 4 → 8)" in " ".join(other.stderr.split())
+    refused = command(tmp_path, exits=2)
+    assert "different recipe (batch: 4 → 8)" in " ".join(refused.stderr.split())
 
 
 NAMED = {"name": "a"}
@@ -114,7 +114,7 @@ NAMED = {"name": "a"}
         (experiment(NAMED, NAMED), "two cells are called 'a'"),
         ("cell = [1]", r"\[\[cell\]\] tables"),
         (experiment({}), "a cell needs a name"),
-        *((experiment(NAMED | changes), told) for changes, told in WRONG_CELLS),
+        *((experiment(NAMED | changes), message) for changes, message in WRONG_CELLS),
     ],
 )
 def test_files_that_are_no_experiments(content: str, message: str, tmp_path: Path) -> None:
@@ -130,12 +130,12 @@ def test_the_examples_are_experiments(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ['"own.json"', "{ model_type = 'gpt2', n_embd = 16, n_layer = 1, n_head = 2 }"]
+    "setting", ['"own.json"', "{ model_type = 'gpt2', n_embd = 16, n_layer = 1, n_head = 2 }"]
 )
-def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
+def test_a_configuration_of_one_s_own(setting: str, tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "own.json").write_text(json.dumps(config))
-    shared = f"[recipe]\ncorpus = 'store'\nseeds = [1]\nmode = 'decoder'\nconfig = {given}\n"
+    shared = f"[recipe]\ncorpus = 'store'\nseeds = [1]\nmode = 'decoder'\nconfig = {setting}\n"
     file = written(tmp_path, f"{shared}[[cell]]\nname = 'a'")
     (trial,) = read_experiments(file, tmp_path, tmp_path)
     assert trial.recipe.config == config
@@ -144,9 +144,9 @@ def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
 
 def test_names_with_a_point_share_no_file(tmp_path: Path) -> None:
     cells = [{"name": f"norm-{norm}", "init_norm": norm} for norm in (1.4, 1.5)]
-    one, other = read_experiments(written(tmp_path, experiment(*cells)), tmp_path, tmp_path)
-    assert one.configuration != other.configuration
-    assert one.log != other.log
+    trial, other_trial = read_experiments(written(tmp_path, experiment(*cells)), tmp_path, tmp_path)
+    assert trial.configuration != other_trial.configuration
+    assert trial.log != other_trial.log
 
 
 def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
@@ -176,17 +176,21 @@ def test_finished_runs_of_one_goal_and_recipe_are_compared(tmp_path: Path) -> No
     for trial in trials:
         ended(trial, 2 if trial.cell == "skew" else trial.goal)
     groups = comparable_runs(trials)
-    assert [[run.name for run in group] for group in groups] == [
-        ["paired-1", "paired-2", "indefinite-1", "indefinite-2"],
-        ["random-1", "random-2", "symmetric-1", "symmetric-2"],
-    ]
+    of_paired, of_random = groups
+    names = [run.name for run in of_paired]
+    assert names == ["paired-1", "paired-2", "indefinite-1", "indefinite-2"]
+    names = [run.name for run in of_random]
+    assert names == ["random-1", "random-2", "symmetric-1", "symmetric-2"]
     # Of ten runs, the two of skew have four steps each to go.
     assert flops_left(trials) == flops(trials[0].recipe, 8)
 
 
 def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(tmp_path):
     seeds = {"random": [1, 2], "symmetric": [1, 2], "paired": [3]}
-    cells = [{"name": init, "init": init, "seeds": some} for init, some in seeds.items()]
+    cells = [
+        {"name": init, "init": init, "seeds": seeds_of_cell}
+        for init, seeds_of_cell in seeds.items()
+    ]
     file = written(tmp_path, experiment(*cells))
     for trial in read_experiments(file, tmp_path, tmp_path / "runs"):
         ended(trial, 6, 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric"))

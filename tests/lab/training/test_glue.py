@@ -108,23 +108,24 @@ def encoded(folder: Path, *texts: tuple[str, ...]) -> list[dict[str, list[int]]]
         "p", TaskSplit([("w1", "w2")] * 2, [0, 1]), TaskSplit([("w1", "w2")], [0]), 2
     )
     tokenizer, network = glue.load_classifier(str(folder), pair)
-    return [
-        {k: v[0].tolist() for k, v in glue.encode(tokenizer, [each], network, HOW).items()}
-        for each in texts
-    ]
+    inputs_of_texts = []
+    for text in texts:
+        batch = glue.encode(tokenizer, [text], network, HOW)
+        inputs_of_texts.append({name: values[0].tolist() for name, values in batch.items()})
+    return inputs_of_texts
 
 
 def test_two_pairs_are_never_one_input(trained: Path) -> None:
-    one, other = encoded(trained, ("good w1 w2", "bad"), ("good w1", "w2 bad"))
-    assert one["input_ids"] != other["input_ids"]
-    sep, *rest = one["input_ids"]
-    assert (sep, rest[3], rest[-1], one["input_ids"].count(3)) == (3, 3, 3, 3)
-    assert one["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1]
+    inputs, other_inputs = encoded(trained, ("good w1 w2", "bad"), ("good w1", "w2 bad"))
+    assert inputs["input_ids"] != other_inputs["input_ids"]
+    sep, *ids = inputs["input_ids"]
+    assert (sep, ids[3], ids[-1], inputs["input_ids"].count(3)) == (3, 3, 3, 3)
+    assert inputs["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_tokenizer_that_marks_pairs_stays_as_it_is(encoder: Path) -> None:
-    (one,) = encoded(encoder, ("good w1", "w2 bad"))
-    assert [one["input_ids"][k] for k in (0, 3, 6)] == [2, 3, 3]
+    (inputs,) = encoded(encoder, ("good w1", "w2 bad"))
+    assert [inputs["input_ids"][k] for k in (0, 3, 6)] == [2, 3, 3]
 
 
 def test_a_vocabulary_without_a_separator_is_refused(trained: Path) -> None:
@@ -140,8 +141,8 @@ def test_a_vocabulary_without_a_separator_is_refused(trained: Path) -> None:
 def test_causal_models_are_refused(kind: str, encoder: Path, tmp_path: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
     made = getattr(transformers, kind)
-    own = {"n_embd": 32, "n_layer": 1, "n_head": 2} if "GPT2" in kind else {"is_decoder": True}
-    made(made.config_class(**SIZES | own)).save_pretrained(tmp_path)
+    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2} if "GPT2" in kind else {"is_decoder": True}
+    made(made.config_class(**SIZES | shape)).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"causal.*first token sees none of the text"):
         fine_tune(tmp_path, task(), (1,), FineTuning(epochs=1))
 
@@ -153,8 +154,8 @@ def written(path: Path, labels: list[Any], name: str = "own.jsonl") -> Path:
 
 
 def test_labels_say_what_the_task_is(tmp_path: Path) -> None:
-    for zero, one in ((0, 1), (0.0, 1.0), (False, True)):
-        assert read_task(written(tmp_path, [zero, one] * 10)).classes == 2
+    for first_label, second_label in ((0, 1), (0.0, 1.0), (False, True)):
+        assert read_task(written(tmp_path, [first_label, second_label] * 10)).classes == 2
     named = read_task(written(tmp_path, ["pos", "neg"] * 10))
     assert (named.classes, named.train.labels[:2]) == (2, [1, 0])
     assert read_task(written(tmp_path, [0, 2.5, 4, 5.0] * 5)).classes is None
@@ -169,11 +170,11 @@ def test_labels_that_could_be_either_are_refused(labels: list[Any], tmp_path: Pa
 def test_validation_rows_are_left_out_of_training(tmp_path: Path) -> None:
     rows = [{"sentence": f"w{n}", "label": n % 2} for n in range(20)]
     twins = [{"sentence": "w1", "label": 1}, {"sentence": "w2", "label": 1}]
-    for split, some in (("train", rows), ("validation", [*twins, *rows[18:]])):
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, some)))
-    known = read_task(tmp_path)
-    assert (len(known.train.labels), len(known.validation.labels), known.shared) == (16, 4, 4)
-    assert not {*known.train.texts} & {*known.validation.texts}
+    for split, rows_of_split in (("train", rows), ("validation", [*twins, *rows[18:]])):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows_of_split)))
+    opened = read_task(tmp_path)
+    assert (len(opened.train.labels), len(opened.validation.labels), opened.shared) == (16, 4, 4)
+    assert not {*opened.train.texts} & {*opened.validation.texts}
 
 
 def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_path: Path) -> None:
@@ -194,8 +195,8 @@ def test_metrics_by_hand() -> None:
         ("mrpc", 2, [0, 1, 1, 1], {"f1": 0.8, "accuracy": 0.75}),
         ("stsb", None, [1.0] * 4, {"pearson": 0.0, "spearman": 0.0}),
     ):
-        found = judge(SentenceTask(name, split, split, classes), guesses)
-        assert {metric: found[metric] for metric in expected} == pytest.approx(expected)
+        metrics = judge(SentenceTask(name, split, split, classes), guesses)
+        assert {metric: metrics[metric] for metric in expected} == pytest.approx(expected)
 
 
 def test_a_bag_of_words_knows_words_and_the_majority_does_not() -> None:
@@ -208,10 +209,10 @@ def test_a_bag_of_words_knows_words_and_the_majority_does_not() -> None:
 def test_the_published_tasks_are_read(shared: Path) -> None:
     sizes = {"cola": (1043, 16), "rte": (277, 0), "wnli": (71, 0), "stsb": (1500, 6)}
     for name, (count, twice) in sizes.items():
-        known = read_task(shared / "data/glue" / name)
-        assert len(known.validation.labels) == count
-        assert known.shared >= twice
-        assert known.classes == (None if name == "stsb" else 2)
+        opened = read_task(shared / "data/glue" / name)
+        assert len(opened.validation.labels) == count
+        assert opened.shared >= twice
+        assert opened.classes == (None if name == "stsb" else 2)
 
 
 @pytest.mark.parametrize(
@@ -271,19 +272,22 @@ def test_runs_are_compared_over_seeds_of_pre_training(encoder: Path, tmp_path: P
     mood = write_mood(tmp_path / "mood.jsonl")
     shown = run("lab", "glue", *runs, "--tasks", mood, "--seeds", 2, "--epochs", 1, "--json")
     (task,) = json.loads(shown.stdout)["tasks"]
-    told = {result["model"]: result["seeds"] for result in task["results"]}
-    assert told == {"random": [1, 2], "symmetric": [1, 2]}
-    each = {run["model"]: np.mean(run["metrics"]["accuracy"]) for run in task["runs"]}
-    assert task["results"][1]["metrics"]["accuracy"] == [each[runs[1]], each[runs[0]]]
+    seeds_by_start = {result["model"]: result["seeds"] for result in task["results"]}
+    assert seeds_by_start == {"random": [1, 2], "symmetric": [1, 2]}
+    accuracy_by_run = {run["model"]: np.mean(run["metrics"]["accuracy"]) for run in task["runs"]}
+    assert task["results"][1]["metrics"]["accuracy"] == [
+        accuracy_by_run[runs[1]],
+        accuracy_by_run[runs[0]],
+    ]
 
 
 def test_runs_that_cannot_be_paired(encoder: Path, tmp_path: Path) -> None:
     cells = [("random", 1), ("symmetric", 1), ("symmetric", 2), ("random", 2, 8)]
-    one, other, third, late = (pretrained(encoder, tmp_path, *cell) for cell in cells)
+    first, second, third, late = (pretrained(encoder, tmp_path, *cell) for cell in cells)
     for runs, message in (
-        ([one, other, third], r"same seeds of pre-training.*random \[1\]; symm.* \[1, 2\]"),
-        ([one, other, third, late], r"at the same step; .* 4, 8"),
-        ([other, third], "different initializations"),
+        ([first, second, third], r"same seeds of pre-training.*random \[1\]; symm.* \[1, 2\]"),
+        ([first, second, third, late], r"at the same step; .* 4, 8"),
+        ([second, third], "different initializations"),
     ):
         with pytest.raises(RunError, match=message):
             by_start(runs)

@@ -31,13 +31,13 @@ NO_MODEL = [
 
 @pytest.mark.parametrize("preset", ["paper", "fast"])
 def test_encoder_and_decoder_of_a_seed_start_equal(preset: str) -> None:
-    encoder, decoder, other = (
-        tiny_model(preset=preset, **said).state_dict()
-        for said in ({}, {"mode": "decoder"}, {"seed": 2})
+    encoder, decoder, of_other_seed = (
+        tiny_model(preset=preset, **fields).state_dict()
+        for fields in ({}, {"mode": "decoder"}, {"seed": 2})
     )
     assert encoder.keys() == decoder.keys()
     assert all(torch.equal(encoder[name], decoder[name]) for name in encoder)
-    assert not torch.equal(next(iter(other.values())), next(iter(encoder.values())))
+    assert not torch.equal(next(iter(of_other_seed.values())), next(iter(encoder.values())))
 
 
 def test_building_leaves_the_random_numbers_of_others_alone() -> None:

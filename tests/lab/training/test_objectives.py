@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -75,8 +77,8 @@ def test_corruption_is_bert_s() -> None:
     tolerance = 4 * (0.8 * 0.2 / len(shown)) ** 0.5
     assert abs(share[MASK] - (0.8 + anything)) < tolerance
     assert abs(share[7] - (0.1 + anything)) < tolerance
-    others = torch.cat([share[:MASK], share[MASK + 1 : 7], share[8:]])
-    assert (others - anything).abs().max() < 4 * (anything / len(shown)) ** 0.5
+    unrelated = torch.cat([share[:MASK], share[MASK + 1 : 7], share[8:]])
+    assert (unrelated - anything).abs().max() < 4 * (anything / len(shown)) ** 0.5
 
 
 def test_every_position_is_as_likely_to_be_asked() -> None:
@@ -93,10 +95,10 @@ def test_rows_of_a_batch_s_draws_make_parts_of_its_task(name: str, parts: int) -
     blocks, objective = some_blocks(6, 8), Objective(name, 0.3, "bert", MASK, VOCABULARY)
     draws = objective.draw(6, 8, draw(2))
     task, share = objective.task(blocks, draws), 6 // parts
-    pieces = [
-        objective.task(blocks[part], tuple(d[part] for d in draws))
-        for part in (slice(start, start + share) for start in range(0, 6, share))
-    ]
+    pieces = []
+    for start in range(0, 6, share):
+        part = slice(start, start + share)
+        pieces.append(objective.task(blocks[part], tuple(drawn[part] for drawn in draws)))
     assert torch.equal(torch.cat([piece.inputs for piece in pieces]), task.inputs)
     assert torch.equal(torch.cat([piece.targets for piece in pieces]), task.targets)
     rows = [piece.rows + number * share * 8 for number, piece in enumerate(pieces)]
@@ -110,7 +112,7 @@ DECODERS = ("pre", "post", "gpt2", "llama")
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [("masked", architecture) for architecture in ENCODERS]
-    + [(name, architecture) for name in ("causal", "masked-next") for architecture in DECODERS],
+    + [*itertools.product(("causal", "masked-next"), DECODERS)],
 )
 def test_logits_of_the_asked_rows_alone_give_the_same_loss(name: str, architecture: str) -> None:
     mode = "encoder" if name == "masked" else "decoder"
@@ -145,8 +147,8 @@ def test_the_loss_is_that_of_transformers_shifted_labels(name: str) -> None:
     labels = torch.full((4 * 16,), -100)
     labels[task.rows + 1] = task.targets
     model.config.loss_type = "ForCausalLMLoss"
-    own = model(input_ids=task.inputs, labels=labels.view(4, 16)).loss.item()
-    assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
+    expected = model(input_ids=task.inputs, labels=labels.view(4, 16)).loss.item()
+    assert loss_of(model, RowSelection(model), task).item() == pytest.approx(expected, abs=1e-6)
 
 
 def padded_blocks(lengths: list[int], block: int) -> torch.Tensor:
@@ -173,9 +175,9 @@ def test_padding_is_neither_changed_nor_predicted(name, lengths, share, corrupti
     assert (blocks.flatten()[asked] == task.targets[counted]).all()
     able = [length - ahead for length in lengths]
     for row, length in enumerate(able):
-        here = int(((asked // 20) == row).sum())
+        count = int(((asked // 20) == row).sum())
         expected = length if name == "causal" else min(length, max(1, round(share * length)))
-        assert here in (expected, min(expected, round(share * 20)))
+        assert count in (expected, min(expected, round(share * 20)))
 
 
 @pytest.mark.parametrize("mode", ["encoder", "decoder"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from itertools import product
 from typing import Any
 
@@ -99,7 +100,8 @@ def test_values_and_all_else_get_no_gradient(name):
     model = build(NAMED[name])
     penalty(model, "skew").backward()
     plans = [p for p in wqk.open(open_checkpoint(model)).plans if p.kind == "self"]
-    reached = {part.name for plan in plans for part in plan.parts}
+    parts = itertools.chain.from_iterable(plan.parts for plan in plans)
+    reached = {part.name for part in parts}
     gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     assert gradients.keys() <= reached
     for plan in plans:
@@ -189,9 +191,11 @@ def test_narrow_weights_are_widened_first(name, dtype):
 
 def test_layers_can_be_chosen():
     model = bert(num_hidden_layers=3)
-    one, other, both = (penalty(model, "skew", layers=n).item() for n in ([0], [2], [0, 2]))
-    assert both == pytest.approx((one + other) / 2)
-    assert both != penalty(model, "skew").item()
+    of_first, of_last, of_both = (
+        penalty(model, "skew", layers=layers).item() for layers in ([0], [2], [0, 2])
+    )
+    assert of_both == pytest.approx((of_first + of_last) / 2)
+    assert of_both != penalty(model, "skew").item()
 
 
 @pytest.mark.parametrize("layers", [[2], [-1], [0, 7], []])

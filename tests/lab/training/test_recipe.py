@@ -125,8 +125,8 @@ def test_json_with_missing_or_unknown_fields() -> None:
 def test_differences_name_every_field() -> None:
     first = make_recipe()
     assert differences(first, first) == []
-    other = replace(first, seed=2, schedule="cosine")
-    assert differences(first, other) == ["schedule: linear → cosine", "seed: 1 → 2"]
+    changed = replace(first, seed=2, schedule="cosine")
+    assert differences(first, changed) == ["schedule: linear → cosine", "seed: 1 → 2"]
 
 
 @pytest.mark.parametrize(

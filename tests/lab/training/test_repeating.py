@@ -44,9 +44,11 @@ def first(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> bytes
 def test_in_another_process_with_other_settings_it_has_the_same_bits(corpus, first, tmp_path):
     folders = {"corpus": str(corpus.folder), "folder": str(tmp_path / "run")}
     order = {"recipe": tiny(**WIDE).to_json(), **folders}
-    other = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"}
+    environment = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"}
     subprocess.run(
-        [sys.executable, "-c", TRAIN, json.dumps(order)], check=True, env={**os.environ, **other}
+        [sys.executable, "-c", TRAIN, json.dumps(order)],
+        check=True,
+        env={**os.environ, **environment},
     )
     assert weights(open_run(tmp_path / "run")) == first
 
@@ -66,8 +68,8 @@ def test_a_run_records_what_chooses_its_kernels_and_says_what_has_changed(
     changed = begun_in | {"torch": "2.0.1", "processor": "a Xeon", "threads": 3}
     (tmp_path / SETTINGS).write_text(json.dumps({**run.settings, "environment": changed}))
     train(None, None, tmp_path, resume=True)
-    told = (
+    differences = (
         f"torch {torch.__version__} instead of 2.0.1, processor {begun_in['processor']} instead of "
         "a Xeon, threads 1 instead of 3; its numbers can"
     )
-    assert f"{tmp_path}: resumed with {told}" in caplog.text
+    assert f"{tmp_path}: resumed with {differences}" in caplog.text

@@ -33,12 +33,15 @@ def result(run: Run) -> dict[str, Any]:
     }
 
 
-def assert_same_scores(left: Run, right: Run) -> None:
+def assert_same_scores(actual: Run, expected: Run) -> None:
     """To the rounding of products whose order of summation is not ours."""
-    for one, other in ((left.scores, right.scores), (left.updates, right.updates)):
+    for table, expected_table in (
+        (actual.scores, expected.scores),
+        (actual.updates, expected.updates),
+    ):
         for score in ("norm", "symmetry", "symmetry_null"):
-            assert one.frame[score].to_list() == pytest.approx(
-                other.frame[score].to_list(), abs=1e-5
+            assert table.frame[score].to_list() == pytest.approx(
+                expected_table.frame[score].to_list(), abs=1e-5
             )
 
 
@@ -70,13 +73,13 @@ def test_killed_several_times_a_run_ends_in_the_same_bits(times, order, whole, t
 @pytest.mark.campaign
 def test_killed_at_every_single_touch(order: Order, corpus: TokenStore, tmp_path: Path) -> None:
     recipe = tiny(steps=4, save_every=2, held_out_every=2, score_every=2)
-    whole = result(train(recipe, corpus.folder, tmp_path / "whole"))
+    expected = result(train(recipe, corpus.folder, tmp_path / "whole"))
     for touch in range(1, 500):
         folder = tmp_path / str(touch)
         if order(recipe, folder, touch=touch) == (0, ""):
             break
         assert order(recipe, folder) == (0, "")
-        assert result(open_run(folder)) == whole, touch
+        assert result(open_run(folder)) == expected, touch
     assert touch > 40
 
 
@@ -123,5 +126,5 @@ def test_dropout_is_a_function_of_the_step(corpus, whole, tmp_path, monkeypatch)
     assert result(train(LONG, corpus.folder, tmp_path / "same")) == result(whole)
     assert torch.equal(torch.random.get_rng_state(), before)
     monkeypatch.setattr(loop, "DROPOUT", 77)
-    other = train(LONG, corpus.folder, tmp_path / "other")
-    assert result(other)["files"] != result(whole)["files"]
+    other_run = train(LONG, corpus.folder, tmp_path / "other")
+    assert result(other_run)["files"] != result(whole)["files"]

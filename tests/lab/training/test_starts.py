@@ -1,4 +1,4 @@
-"""The program that takes the symmetric start apart: each arm does what it says."""
+"""The program that takes the symmetric start apart: each arm has its declared effect."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_the_excess_is_what_the_symmetric_start_adds(starts: dict[str, Any]) -> 
     assert excess.shape == (starts["SMALL"].layers, starts["HEADS"])
     assert excess.mean() > 0.1
     # A random start has none, and the negated one its opposite where it reads the same vectors.
-    for name, wanted in (("random", 0 * excess[0]), ("negated", -excess[0])):
+    for name, expected in (("random", 0 * excess[0]), ("negated", -excess[0])):
         model, scores = starts["build"](starts["ARMS"][name], 3)
         scores.measured = []
         with torch.no_grad():
             model(input_ids=tokens)
-        torch.testing.assert_close(scores.measured[0], wanted, atol=0.25, rtol=0)
+        torch.testing.assert_close(scores.measured[0], expected, atol=0.25, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["self-bias", "same-token", "tied", "skew part"])

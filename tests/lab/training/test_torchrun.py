@@ -36,26 +36,28 @@ def test_two_processes_train_as_one(corpus: TokenStore, tmp_path: Path) -> None:
     done = torchrun(*FLAGS, "--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("12 steps") == 1
-    two = open_run(tmp_path / "two")
-    assert two.settings["environment"]["processes"] == 2
+    distributed = open_run(tmp_path / "two")
+    assert distributed.settings["environment"]["processes"] == 2
     recipe = tiny(**OTHER, **PENALTY)
-    assert two.recipe == recipe.to_json()
-    one = train(recipe, corpus.folder, tmp_path / "one")
+    assert distributed.recipe == recipe.to_json()
+    single = train(recipe, corpus.folder, tmp_path / "one")
     # Sums in another order: a few units in the last place of float32, grown over 12 steps.
     for name in ("loss", "held_out_loss", "penalty"):
-        expected = one.metrics[name].drop_nulls().to_list()
-        assert two.metrics[name].drop_nulls().to_list() == pytest.approx(expected, rel=1e-5), name
-    assert two.metrics["tokens"].equals(one.metrics["tokens"])
-    weights, others = (
-        load_file(run.checkpoints[-1][1] / "model.safetensors") for run in (one, two)
+        expected = single.metrics[name].drop_nulls().to_list()
+        assert distributed.metrics[name].drop_nulls().to_list() == pytest.approx(
+            expected, rel=1e-5
+        ), name
+    assert distributed.metrics["tokens"].equals(single.metrics["tokens"])
+    weights, distributed_weights = (
+        load_file(run.checkpoints[-1][1] / "model.safetensors") for run in (single, distributed)
     )
     for name, weight in weights.items():
         if not name.endswith("key.bias"):  # moves no attention weight: its gradient is rounding
-            assert others[name] == pytest.approx(weight, abs=2e-5), name
+            assert distributed_weights[name] == pytest.approx(weight, abs=2e-5), name
     key = ["step", "layer", "head"]
-    assert two.scores.frame.select(key).equals(one.scores.frame.select(key))
-    assert (two.scores.frame["norm"] / one.scores.frame["norm"] - 1).abs().max() < 1e-4
-    assert two.scores.frame.select(pl.struct(key).is_duplicated().any()).item() is False
+    assert distributed.scores.frame.select(key).equals(single.scores.frame.select(key))
+    assert (distributed.scores.frame["norm"] / single.scores.frame["norm"] - 1).abs().max() < 1e-4
+    assert distributed.scores.frame.select(pl.struct(key).is_duplicated().any()).item() is False
 
 
 @pytest.mark.campaign

@@ -126,7 +126,7 @@ def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where, tmp_path):
     assert run.recipe == expected.to_json()
     assert "4 steps, 128 tokens" in done.stdout
     assert f"next: wqk scan {tmp_path / 'run'}" in done.stdout
-    # In a pipe, the recipe in a line, and one for each held-out loss, with the symmetry beside it.
+    # In a pipe, the recipe in a line, and a line for each held-out loss, with the symmetry.
     recipe, *lines = done.stderr.splitlines()
     assert recipe == (
         "decoder (causal), 1 layer, width 16, 2 heads, init skew, penalty skew, 4 steps of "
@@ -139,8 +139,8 @@ def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(where, tmp_path):
 def test_a_configuration_of_one_s_own(where: list[str], tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    own = ("--config", str(tmp_path / "config.json"), "--mode", "decoder")
-    wqk_train(*own, *flags(block=8, batch=4, steps=2, held_out_blocks=4), *where)
+    model_flags = ("--config", str(tmp_path / "config.json"), "--mode", "decoder")
+    wqk_train(*model_flags, *flags(block=8, batch=4, steps=2, held_out_blocks=4), *where)
     run = open_run(tmp_path / "run")
     assert run.settings["model"]["class"] == "GPT2LMHeadModel"
     assert run.settings["model"]["config"]["vocab_size"] == 40

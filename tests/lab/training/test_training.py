@@ -53,12 +53,12 @@ def run(corpus: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("objective", GOLDEN)
 def test_golden_losses(objective: str, trained: Train) -> None:
     mode = "encoder" if objective == "masked" else "decoder"
-    every = {"log_every": 100, "held_out_every": 100, "save_every": 100, "score_every": 100}
+    intervals = {"log_every": 100, "held_out_every": 100, "save_every": 100, "score_every": 100}
     recipe = {"mode": mode, "objective": objective, "steps": 100, "learning_rate": 5e-3}
-    metrics = trained(**recipe, **every).metrics
+    metrics = trained(**recipe, **intervals).metrics
     first, last = metrics.row(0, named=True), metrics.row(-1, named=True)
-    found = (first["held_out_loss"], last["held_out_loss"], last["loss"])
-    assert found == pytest.approx(GOLDEN[objective], rel=1e-4)
+    losses = (first["held_out_loss"], last["held_out_loss"], last["loss"])
+    assert losses == pytest.approx(GOLDEN[objective], rel=1e-4)
 
 
 def test_metrics_say_when_and_how_much(run: Run) -> None:
@@ -120,7 +120,7 @@ def test_checkpoints_are_transformers_own(run: Run, corpus: TokenStore) -> None:
 
 
 def asked(recipe: Recipe, blocks: np.ndarray, stream: int, index: int) -> Task:
-    """What is asked of blocks, by the objective itself."""
+    """The task of blocks, from the objective itself."""
     generator = torch.Generator().manual_seed(stream_seed(1, stream, index))
     objective = Objective("masked", recipe.mask_share, recipe.corruption, SPECIAL["mask"], 40)
     return objective.task(torch.from_numpy(blocks), objective.draw(*blocks.shape, generator))
@@ -133,8 +133,8 @@ def test_the_held_out_loss_is_what_it_says(run: Run, corpus: TokenStore) -> None
     blocks = TokenRows(corpus.tokens("held_out"), 16).spaced(16)
     losses = []
     for index in range(2):
-        some = blocks[8 * index : 8 * index + 8]
-        task = asked(Recipe.from_json(run.recipe), some, HELD_OUT_MASKS, index)
+        chosen_blocks = blocks[8 * index : 8 * index + 8]
+        task = asked(Recipe.from_json(run.recipe), chosen_blocks, HELD_OUT_MASKS, index)
         logits = model(task.inputs).logits.flatten(0, 1).double().log_softmax(1)
         losses.append(-logits[task.rows, task.targets].mean().item())
     assert run.metrics["held_out_loss"][-1] == pytest.approx(np.mean(losses), rel=1e-5)
@@ -166,35 +166,37 @@ def test_a_penalty_does_what_it_is_for(trained: Train) -> None:
 def test_accumulation_is_a_larger_batch(trained: Train) -> None:
     # The mean over two batches of one step: the losses that its two steps would have begun with.
     common = {"warmup": 0, "log_every": 1, "learning_rate": 1e-12, "weight_decay": 0.0}
-    apart = trained("apart", steps=2, **common).metrics
+    separate = trained("apart", steps=2, **common).metrics
     together = trained("together", steps=1, accumulation=2, **common).metrics
-    expected = apart.drop_nulls("loss")["loss"].mean()
+    expected = separate.drop_nulls("loss")["loss"].mean()
     assert together["loss"][-1] == pytest.approx(expected, rel=1e-6)
-    assert together["tokens"][-1] == apart["tokens"][-1] == 2 * 8 * 16
+    assert together["tokens"][-1] == separate["tokens"][-1] == 2 * 8 * 16
 
 
 def test_progress_is_told_and_loggers_hear_the_same(corpus: TokenStore, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told: list[TrainingProgress] = []
-    to: dict[str, Any] = {"on_progress": told.append, "report_to": ["tensorboard"]}
+    updates: list[TrainingProgress] = []
+    to: dict[str, Any] = {"on_progress": updates.append, "report_to": ["tensorboard"]}
     run = train(tiny(), corpus.folder, tmp_path / "run", **to)
-    first, last = told[0], told[-1]
+    first, last = updates[0], updates[-1]
     assert (first.steps_done, first.loss, first.held_out_is_new) == (0, None, True)
     assert last.steps_done == last.steps == 12
     assert last.tokens_per_second
-    assert {one.steps_done for one in told if one.held_out_is_new} == {0, 6, 12}
-    found: dict[str, list[tuple[int, float]]] = {}
+    assert {update.steps_done for update in updates if update.held_out_is_new} == {0, 6, 12}
+    scalars: dict[str, list[tuple[int, float]]] = {}
     for file in sorted(run.folder.rglob("events.out.tfevents.*")):
         events = EventAccumulator(str(file))
         events.Reload()
         for name in events.Tags()["scalars"]:
-            found[name] = [(event.step, event.value) for event in events.Scalars(name)]
+            scalars[name] = [(event.step, event.value) for event in events.Scalars(name)]
     for name in ("loss", "held_out_loss", "learning_rate"):
         expected = run.metrics.drop_nulls(name).select("step", name).rows()
-        assert [step for step, _ in found[name]] == [step for step, _ in expected]
-        assert [v for _, v in found[name]] == pytest.approx([v for _, v in expected], rel=1e-6)
-    assert [step for step, _ in found["wqk/symmetry_median"]] == [0, 4, 6, 8, 12]
+        assert [step for step, _ in scalars[name]] == [step for step, _ in expected]
+        assert [value for _, value in scalars[name]] == pytest.approx(
+            [value for _, value in expected], rel=1e-6
+        )
+    assert [step for step, _ in scalars["wqk/symmetry_median"]] == [0, 4, 6, 8, 12]
 
 
 def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore) -> None:
@@ -208,9 +210,9 @@ def test_resuming_by_another_recipe_or_corpus_is_refused(run, corpus, tmp_path):
     recipe = replace(Recipe.from_json(run.recipe), steps=13, seed=2)
     with pytest.raises(RunError, match="differs in steps: 12 → 13; seed: 1 → 2"):
         train(recipe, corpus.folder, run.folder, resume=True)
-    other = make_store(tmp_path / "other", seed=7)
+    other_store = make_store(tmp_path / "other", seed=7)
     with pytest.raises(RunError, match="resumes on its own corpus"):
-        train(None, other.folder, run.folder, resume=True)
+        train(None, other_store.folder, run.folder, resume=True)
 
 
 def test_resuming_what_is_finished_changes_nothing(run: Run) -> None:
@@ -324,17 +326,17 @@ def test_of_several_gpus_one_trains(trained: Train, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("most", "said"),
+    ("most", "reason"),
     [
         (1_000, r"run\.json: cannot be written"),
         (20_000, r"checkpoint-0 cannot be written \(.*File too large"),
     ],
 )
-def test_a_full_disk_is_one_line_and_leaves_whole_lines(most, said, order, tmp_path):
+def test_a_full_disk_is_one_line_and_leaves_whole_lines(most, reason, order, tmp_path):
     recipe = tiny(log_every=1, held_out_every=1, keep_checkpoints="spaced")
     code, message = order(recipe, tmp_path / "run", most=most)
     assert code == 1
-    assert re.search(said, message), message
+    assert re.search(reason, message), message
     assert "\n" not in message
     assert not (tmp_path / "run" / ".saving").exists()
     if most > 1_000:
@@ -349,12 +351,14 @@ def test_rows_of_single_documents(tmp_path: Path) -> None:
     splits = {split: [Chunk(tokens, lengths, len(tokens))] for split in ("train", "held_out")}
     store = store_of(tmp_path / "store", splits, vocabulary_size=9)
     recipe = tiny(rows="documents")
-    whole = train(recipe, store.folder, tmp_path / "whole")
+    uninterrupted = train(recipe, store.folder, tmp_path / "whole")
     train(recipe, store.folder, tmp_path / "parts", stop=4)
-    parts = train(None, None, tmp_path / "parts", resume=True)
-    losses = (run.metrics.select("step", "loss").drop_nulls().rows() for run in (whole, parts))
+    resumed = train(None, None, tmp_path / "parts", resume=True)
+    losses = (
+        run.metrics.select("step", "loss").drop_nulls().rows() for run in (uninterrupted, resumed)
+    )
     assert next(losses) == next(losses)
-    assert whole.metrics["held_out_loss"].drop_nulls()[-1] < 2.2
+    assert uninterrupted.metrics["held_out_loss"].drop_nulls()[-1] < 2.2
     bare = {name: SPECIAL[name] for name in ("mask", "separator")}
     unpadded = store_of(tmp_path / "bare", splits, bare, vocabulary_size=9)
     with pytest.raises(CorpusError, match="a vocabulary with a padding token"):

@@ -39,8 +39,8 @@ WORDS = CorpusOptions(vocabulary=300, held_out=20)
 
 def test_characters_come_back_as_they_were(store: TokenStore) -> None:
     store.verify()
-    found = documents(store, "train") + documents(store, "held_out")
-    assert sorted(found) == sorted(sentences(200))
+    texts = documents(store, "train") + documents(store, "held_out")
+    assert sorted(texts) == sorted(sentences(200))
     assert len(documents(store, "held_out")) == 20
     split = store.splits["train"]
     assert split.characters == sum(map(len, documents(store, "train")))
@@ -50,18 +50,17 @@ def test_characters_come_back_as_they_were(store: TokenStore) -> None:
 def test_words_come_back_as_wordpiece_leaves_them(text_file: Path, tmp_path: Path) -> None:
     from transformers import BertTokenizer
 
-    made = build_corpus([text_file], tmp_path / "store", WORDS)
-    made.verify()
-    names = json.loads(made.tokenizer.read_text())["model"]["vocab"]
+    store = build_corpus([text_file], tmp_path / "store", WORDS)
+    store.verify()
+    names = json.loads(store.tokenizer.read_text())["model"]["vocab"]
     (tmp_path / "vocab.txt").write_text("\n".join([*names, "[CLS]"]), encoding="utf-8")
     bert = BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=True)
-    found = [
-        made.tokens(split)[start : end - 1].tolist()
-        for split in ("train", "held_out")
-        for start, end in itertools.pairwise(made.documents(split).tolist())
-    ]
+    ids_of_documents = []
+    for split in ("train", "held_out"):
+        for start, end in itertools.pairwise(store.documents(split).tolist()):
+            ids_of_documents.append(store.tokens(split)[start : end - 1].tolist())
     expected = [bert(text, add_special_tokens=False)["input_ids"] for text in sentences(200)]
-    assert sorted(found) == sorted(expected)
+    assert sorted(ids_of_documents) == sorted(expected)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -77,13 +76,13 @@ def test_the_store_does_not_depend_on_the_number_of_threads(options, text_file, 
 def test_nor_on_the_size_of_shards_nor_on_the_files_format(text_file, tmp_path, monkeypatch):
     import lzma
 
-    whole = build_corpus([text_file], tmp_path / "whole", WORDS)
+    store = build_corpus([text_file], tmp_path / "whole", WORDS)
     packed = tmp_path / "text.jsonl.xz"
     packed.write_bytes(lzma.compress(text_file.read_bytes()))
     monkeypatch.setattr(building, "SHARD", 500)
-    other = build_corpus([packed], tmp_path / "other", WORDS)
-    assert other.fingerprint == whole.fingerprint
-    first, second = content(whole.folder), content(other.folder)
+    store_of_archive = build_corpus([packed], tmp_path / "other", WORDS)
+    assert store_of_archive.fingerprint == store.fingerprint
+    first, second = content(store.folder), content(store_of_archive.folder)
     assert first.pop("store.json") != second.pop("store.json")  # sizes and names of the sources
     assert first == second
 
@@ -107,25 +106,25 @@ def test_no_text_is_on_both_sides(tmp_path_factory, texts, held_out):
     folder = tmp_path_factory.mktemp("both")
     path = write_jsonl(folder / "text.jsonl", texts)
     options = CorpusOptions(text="characters", held_out=held_out)
-    wanted = held_out if held_out >= 1 or not held_out else max(1, round(held_out * len(texts)))
-    if wanted >= len(set(texts)):
+    count = held_out if held_out >= 1 or not held_out else max(1, round(held_out * len(texts)))
+    if count >= len(set(texts)):
         with pytest.raises(CorpusError, match="leave none to train on"):
             build_corpus([path], folder / "store", options)
         return
-    made = build_corpus([path], folder / "store", options)
-    train, apart = documents(made, "train"), documents(made, "held_out")
-    assert not set(train) & set(apart)
-    assert len(set(apart)) == wanted
-    assert sorted(train + apart) == sorted(texts)
+    store = build_corpus([path], folder / "store", options)
+    train, held_out_texts = documents(store, "train"), documents(store, "held_out")
+    assert not set(train) & set(held_out_texts)
+    assert len(set(held_out_texts)) == count
+    assert sorted(train + held_out_texts) == sorted(texts)
 
 
 def test_what_is_held_out_does_not_depend_on_the_rest(tmp_path: Path) -> None:
     texts = sentences(120)
-    some = build_corpus([write_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "a", CHARACTERS)
+    store = build_corpus([write_jsonl(tmp_path / "a.jsonl", texts)], tmp_path / "a", CHARACTERS)
     random.Random(1).shuffle(texts)
     path = write_jsonl(tmp_path / "b.jsonl", texts)
     shuffled = build_corpus([path], tmp_path / "b", CHARACTERS)
-    assert set(documents(some, "held_out")) == set(documents(shuffled, "held_out"))
+    assert set(documents(store, "held_out")) == set(documents(shuffled, "held_out"))
 
 
 @pytest.mark.parametrize("how", [{"text": "characters"}, {"vocabulary": 500}], ids=str)
@@ -141,14 +140,14 @@ def test_the_vocabulary_is_learned_from_training_text_alone(how: Any, tmp_path: 
 @pytest.mark.usefixtures("small_shards")
 def test_limits_stop_at_whole_documents(text_file: Path, tmp_path: Path) -> None:
     texts = sentences(200)
-    first = CorpusOptions(text="characters", max_documents=30, held_out=0)
-    made = build_corpus([text_file], tmp_path / "documents", first)
-    assert documents(made, "train") == texts[:30]
+    by_documents = CorpusOptions(text="characters", max_documents=30, held_out=0)
+    store = build_corpus([text_file], tmp_path / "documents", by_documents)
+    assert documents(store, "train") == texts[:30]
     limit = sum(map(len, texts[:17])) + 1
-    some = CorpusOptions(text="characters", max_characters=limit, held_out=0)
-    made = build_corpus([text_file, text_file], tmp_path / "characters", some)
-    assert documents(made, "train") == texts[:18]
-    assert [source["documents"] for source in made.about["sources"]] == [18, 0]
+    by_characters = CorpusOptions(text="characters", max_characters=limit, held_out=0)
+    store = build_corpus([text_file, text_file], tmp_path / "characters", by_characters)
+    assert documents(store, "train") == texts[:18]
+    assert [source["documents"] for source in store.about["sources"]] == [18, 0]
 
 
 def test_empty_documents_are_left_out(tmp_path: Path) -> None:
@@ -196,12 +195,12 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], fault: str)
 
 
 def test_progress_is_told(text_file: Path, tmp_path: Path) -> None:
-    told: list[CorpusProgress] = []
-    made = build_corpus([text_file], tmp_path / "store", WORDS, on_progress=told.append)
-    stages = list(dict.fromkeys(progress.stage for progress in told))
+    updates: list[CorpusProgress] = []
+    store = build_corpus([text_file], tmp_path / "store", WORDS, on_progress=updates.append)
+    stages = list(dict.fromkeys(progress.stage for progress in updates))
     assert stages == ["reading", "learning", "tokenizing", "writing"]
-    last = [progress for progress in told if progress.stage == "tokenizing"][-1]
-    splits = made.splits.values()
+    last = [progress for progress in updates if progress.stage == "tokenizing"][-1]
+    splits = store.splits.values()
     assert last.documents == 200
     assert last.tokens == sum(split.tokens for split in splits)
     assert last.characters == sum(split.characters for split in splits)

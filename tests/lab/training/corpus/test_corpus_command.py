@@ -32,23 +32,23 @@ def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: 
 
 def test_json_is_the_whole_header(text_file: Path, tmp_path: Path) -> None:
     result = run(text_file, "-o", tmp_path / "store", "--vocabulary", 300, "--json")
-    told = json.loads(result.stdout)
-    made = TokenStore.open(tmp_path / "store")
-    assert told["fingerprint"] == made.fingerprint
-    assert told["splits"]["train"]["documents"] == made.splits["train"].documents
-    assert told["sources"][0]["name"] == "text.jsonl"
-    assert told["options"]["vocabulary"] == 300
+    header = json.loads(result.stdout)
+    store = TokenStore.open(tmp_path / "store")
+    assert header["fingerprint"] == store.fingerprint
+    assert header["splits"]["train"]["documents"] == store.splits["train"].documents
+    assert header["sources"][0]["name"] == "text.jsonl"
+    assert header["options"]["vocabulary"] == 300
 
 
 def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Path) -> None:
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("[PAD]\n[MASK]\n[UNK]\n[SEP]\nthe\n")
     run(text_file, "-o", tmp_path / "store", "--vocabulary", vocabulary)
-    made = TokenStore.open(tmp_path / "store")
-    assert made.vocabulary_size == 5
-    assert made.about["options"]["vocabulary"] == "vocab.txt"
-    same = build_corpus([text_file], tmp_path / "same", CorpusOptions(vocabulary=vocabulary))
-    assert content(same.folder) == content(made.folder)
+    store = TokenStore.open(tmp_path / "store")
+    assert store.vocabulary_size == 5
+    assert store.about["options"]["vocabulary"] == "vocab.txt"
+    rebuilt = build_corpus([text_file], tmp_path / "same", CorpusOptions(vocabulary=vocabulary))
+    assert content(rebuilt.folder) == content(store.folder)
 
 
 def test_real_text(shared: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every format gives the same documents; what is wrong with a file is said in one line."""
+"""Every format gives the same documents; a mistake in a file is an error of one line."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_null_is_an_empty_document(tmp_path: Path) -> None:
 
 XZ = lzma.compress(b'{"text": "a"}\n' * 10_000)
 BAD = {
-    **{name: (text.encode(), told) for name, (text, told) in BAD_FILES.items()},
+    **{name: (text.encode(), message) for name, (text, message) in BAD_FILES.items()},
     "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: expected a JSON object"),
     "latin.jsonl": ('{"text": "é"}\n'.encode("latin-1"), "line 1: expected UTF-8"),
     "latin.txt": ("é\n".encode("latin-1"), "expected UTF-8 text"),
@@ -143,9 +143,9 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     for name in ("b/2.txt", "a/9.txt", "b/10.txt", ".hidden/x.txt", "notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    found = find_source(str(tmp_path), None, None)
-    assert list(found.documents(None, "file")) == ["a/9.txt", "b/10.txt", "b/2.txt"]
-    assert found.name == tmp_path.name
+    source = find_source(str(tmp_path), None, None)
+    assert list(source.documents(None, "file")) == ["a/9.txt", "b/10.txt", "b/2.txt"]
+    assert source.name == tmp_path.name
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ class Hub:
 
 def test_data_sets_of_the_hub_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub([{"body": text} for text in ("a", None, "b")], monkeypatch)
-    found = find_source("owner/name", "en", "test")
-    assert list(found.documents("body", "file")) == ["a", "", "b"]
+    source = find_source("owner/name", "en", "test")
+    assert list(source.documents("body", "file")) == ["a", "", "b"]
     assert hub.asked == [("owner/name", "en", {"split": "test", "streaming": True})]
     with pytest.raises(CorpusError, match="owner/name, row 1: has no 'text'; set field=NAME to"):
-        list(found.documents(None, "file"))
+        list(source.documents(None, "file"))
     hub.rows = [{"body": 3}]
     with pytest.raises(CorpusError, match="expected text in 'body', got int"):
-        list(found.documents("body", "file"))
+        list(source.documents("body", "file"))
 
 
 FIELDS = {"wikipedia": "text", "jigsaw": "comment_text", "redpajama": "raw_content"}

@@ -26,8 +26,8 @@ def copy(store: TokenStore, tmp_path: Path) -> Path:
 def written(folder: Path, size: int = 10, **chunk: Any) -> TokenStore:
     tokens, lengths = chunk.get("tokens", [7, 8, 3]), chunk.get("lengths", [3])
     splits = {"train": [Chunk(np.array(tokens), np.array(lengths), 2)]}
-    how: dict[str, Any] = {"unit": "words", "special": {"separator": 3}, "tokenizer": b"{}"}
-    return write_store(folder, splits, vocabulary_size=size, **how)
+    settings: dict[str, Any] = {"unit": "words", "special": {"separator": 3}, "tokenizer": b"{}"}
+    return write_store(folder, splits, vocabulary_size=size, **settings)
 
 
 def test_a_store_is_read_with_numpy_alone(store: TokenStore) -> None:
@@ -100,11 +100,11 @@ def test_the_fingerprint_tells_what_a_model_sees(tmp_path: Path) -> None:
     def fingerprint(name: str, **changes: Any) -> str:
         return written(tmp_path / name, **changes).fingerprint
 
-    one = fingerprint("one")
-    assert one == fingerprint("same")
-    assert one != fingerprint("tokens", tokens=[7, 9, 3])
-    assert one != fingerprint("lengths", lengths=[1, 2])
-    assert one != fingerprint("size", size=11)
+    expected = fingerprint("one")
+    assert expected == fingerprint("same")
+    assert expected != fingerprint("tokens", tokens=[7, 9, 3])
+    assert expected != fingerprint("lengths", lengths=[1, 2])
+    assert expected != fingerprint("size", size=11)
 
 
 VALUES = [None, True, -1, 0, 3.0, 10**30, float("nan"), float("inf"), "1", "uint32", [], {}]
@@ -117,17 +117,17 @@ FIELDS = (
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_no_field_of_a_header_can_be_changed(field: str, copy: Path) -> None:
-    whole = (copy / "store.json").read_bytes()
+    content = (copy / "store.json").read_bytes()
     *places, name = field.split(".")
     for value in VALUES:
         if (field, value) == ("about", {}):
             continue
-        header = json.loads(whole)
+        header = json.loads(content)
         reduce(getitem, places, header)[name] = value
         (copy / "store.json").write_text(json.dumps(header))
         with pytest.raises(CorpusError, match=r"store\.json: "):
             TokenStore.open(copy)
-    (copy / "store.json").write_bytes(whole)
+    (copy / "store.json").write_bytes(content)
     TokenStore.open(copy).verify()
 
 
@@ -166,18 +166,18 @@ def test_a_missing_file_is_named(name: str, copy: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_another_size_is_refused(name: str, copy: Path) -> None:
-    whole = (copy / name).read_bytes()
-    for damaged in (whole[:-1], whole[:-2], whole + b"\0", b"", whole + whole):
+    content = (copy / name).read_bytes()
+    for damaged in (content[:-1], content[:-2], content + b"\0", b"", content + content):
         (copy / name).write_bytes(damaged)
-        with pytest.raises(CorpusError, match=f"{name}: expected {len(whole)} bytes"):
+        with pytest.raises(CorpusError, match=f"{name}: expected {len(content)} bytes"):
             TokenStore.open(copy)
 
 
 @pytest.mark.parametrize("name", [*FILES, "tokenizer.json"])
 def test_verify_finds_a_flipped_bit_anywhere(name: str, copy: Path) -> None:
-    whole = (copy / name).read_bytes()
-    for place in (0, len(whole) // 2, len(whole) - 1):
-        damaged = bytearray(whole)
+    content = (copy / name).read_bytes()
+    for place in (0, len(content) // 2, len(content) - 1):
+        damaged = bytearray(content)
         damaged[place] ^= 1
         (copy / name).write_bytes(damaged)
         with pytest.raises(CorpusError, match=name):

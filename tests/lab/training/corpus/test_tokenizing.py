@@ -40,9 +40,9 @@ def lowered(text: str) -> str:
 def split(chunk: Chunk, separator: int = 3) -> list[list[int]]:
     """Ids of each document, its separator checked and taken off."""
     assert chunk.lengths.sum() == len(chunk.tokens)
-    found = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1]) if len(chunk.lengths) else []
-    assert all(own[-1] == separator for own in found)
-    return [own[:-1].tolist() for own in found]
+    parts = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1]) if len(chunk.lengths) else []
+    assert all(ids[-1] == separator for ids in parts)
+    return [ids[:-1].tolist() for ids in parts]
 
 
 @given(documents, documents, st.integers(1, 40), st.booleans())
@@ -52,15 +52,16 @@ def test_characters_are_looked_up_one_by_one(learned, texts, size, lower):
 
     # Where the two standards of Unicode differ, Python's is not the library's.
     if lower:
-        learned, texts = (
-            [t.encode("ascii", "ignore").decode() for t in some] for some in (learned, texts)
-        )
+        learned = [document.encode("ascii", "ignore").decode() for document in learned]
+        texts = [document.encode("ascii", "ignore").decode() for document in texts]
     counts = Counter("".join(map(shown, learned)))
     alphabet = [c for c, _ in sorted(counts.items(), key=lambda item: (-item[1], ord(item[0])))]
     names = {c: n for n, c in enumerate([*SPECIAL, *alphabet[:size]])}
     encoder = Encoder(learn_characters([learned], size, lower), "characters")
     chunk = encoder(texts)
-    expected = [[names.get(c, 2) for c in shown(text)] for text in texts]
+    expected = []
+    for text in texts:
+        expected.append([names.get(character, 2) for character in shown(text)])
     assert split(chunk) == expected
     assert encoder.vocabulary_size == len(names)
     assert (chunk.tokens < encoder.vocabulary_size).all()
@@ -78,8 +79,8 @@ def test_the_library_reads_characters_as_we_do(lower: bool) -> None:
     assert split(chunk) == ids
     if not lower:
         seen = "".join(sorted(set("".join(TEXTS))))
-        whole = Tokenizer.from_str(learn_characters([TEXTS], 500, False))
-        assert whole.decode(whole.encode(seen).ids) == seen
+        unlimited = Tokenizer.from_str(learn_characters([TEXTS], 500, False))
+        assert unlimited.decode(unlimited.encode(seen).ids) == seen
 
 
 def test_cased_words_keep_capitals_and_accents() -> None:
@@ -157,8 +158,8 @@ def test_any_tokenizer_can_be_given(tmp_path: Path) -> None:
         encoder = Encoder(content, "tokenizer")
         assert encoder.special == {"separator": 0}
         texts = ["a long document, cut nowhere 🙂", "<|endoftext|>"]
-        found = split(encoder(texts), separator=0)
-        assert [Tokenizer.from_str(content).decode(own) for own in found] == texts
+        ids_of_texts = split(encoder(texts), separator=0)
+        assert [Tokenizer.from_str(content).decode(ids) for ids in ids_of_texts] == texts
 
 
 def test_a_tokenizer_without_a_separator_has_none(tmp_path: Path) -> None:

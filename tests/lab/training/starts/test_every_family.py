@@ -58,9 +58,9 @@ def test_a_family(architecture: Architecture, kinds: list[str]) -> None:
             heads = dense_heads(model, plan)
             require_symmetry(heads, kind, symmetry)
             layer = heads.sum((0, 1))
-            told = change.after
-            np.testing.assert_allclose(told.norm, np.linalg.norm(layer), rtol=1e-5)
-            np.testing.assert_allclose(told.trace, np.trace(layer), atol=1e-5 * told.norm)
+            moments = change.after
+            np.testing.assert_allclose(moments.norm, np.linalg.norm(layer), rtol=1e-5)
+            np.testing.assert_allclose(moments.trace, np.trace(layer), atol=1e-5 * moments.norm)
     layers = wqk.scan(model, heads=False).frame.filter(kind="self")
     assert [*layers["symmetry"]] == [change.after.symmetry for change in report.layers]
     wqk.initialize_(model, STARTS["mimetic"], seed=0)
@@ -69,19 +69,16 @@ def test_a_family(architecture: Architecture, kinds: list[str]) -> None:
 
 def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.Tensor]:
     """The queries and values of a layer, and their biases, cut out of whatever they share."""
-    found = []
+    weights = []
     for side in (plan.query, plan.value):
         projection, bias = side.projection, side.bias
         assert isinstance(projection, Projection)
         weight = tensors[projection.tensor]
         cut = [(weight.T if projection.transposed else weight, projection.outputs)]
         cut += [(tensors[bias.name], bias.rows)] if bias else []
-        found += [
-            tensor[start:stop]
-            for tensor, ranges in cut
-            for start, stop in ranges or ((0, len(tensor)),)
-        ]
-    return found
+        for tensor, ranges in cut:
+            weights += [tensor[start:stop] for start, stop in ranges or ((0, len(tensor)),)]
+    return weights
 
 
 def dense_heads(model: Any, plan: AttentionPlan) -> np.ndarray:
@@ -97,7 +94,7 @@ def symmetry_of(forms: np.ndarray) -> np.ndarray:
 
 
 def require_symmetry(heads: np.ndarray, kind: str, symmetry: int) -> None:
-    """Of the layer, and of every head that has its key for itself."""
+    """Check the symmetry of the layer, and of every head that shares its key with no other head."""
     assert abs(symmetry_of(heads.sum((0, 1))) - symmetry) < 1e-6
     if heads.shape[1] > 1:
         return

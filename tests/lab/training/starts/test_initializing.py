@@ -1,4 +1,4 @@
-"""How a start is written: in place, whole or not at all, and nothing beside it."""
+"""Writing of a start: in place, completely or not at all, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_norm_of_a_layer_and_the_mean_of_its_heads_can_be_chosen(name, kind)
     before = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
     report = wqk.initialize_(model, STARTS[kind], head_norm_ratio=1.7)
     after = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
-    for ratios in (np.divide(after, before), [one.head_norm_ratio for one in report.layers]):
+    for ratios in (np.divide(after, before), [change.head_norm_ratio for change in report.layers]):
         assert ratios == pytest.approx([1.7] * len(plans), rel=1e-5)
 
 
@@ -177,7 +177,7 @@ def test_controls_of_one_seed_share_what_they_draw():
         weights, ["random", "published", *(f"published-{control}" for control in CONTROLS)]
     )
     query, key, value = published
-    for kind, found, expected in (
+    for kind, actual, expected in (
         ("published", key, query),
         ("independent", (independent[0], independent[2]), (query, value)),
         ("negated", negated[1:], (-query, value)),
@@ -185,7 +185,7 @@ def test_controls_of_one_seed_share_what_they_draw():
         ("values", values, (*drawn[:2], value)),
         ("queries-keys", sides, (query, independent[1], drawn[2])),
     ):
-        assert all(map(torch.equal, found, expected)), kind
+        assert all(map(torch.equal, actual, expected)), kind
     assert not torch.equal(query, drawn[0])
     assert not torch.equal(indefinite[1], query)
     assert abs(torch.corrcoef(torch.stack([independent[1].ravel(), query.ravel()]))[0, 1]) < 0.05
@@ -210,9 +210,9 @@ def test_other_types_of_numbers(dtype):
     rounding = 1e-4 if torch.finfo(dtype).bits == 16 else 1e-12
     assert all(abs(layer.after.symmetry - 1) < rounding for layer in report.layers)
     assert {p.dtype for p in model.parameters()} == {dtype}
-    own = bert().to(dtype)
-    wqk.initialize_(own, "skew")
-    query, key = (side.weight.abs().flatten().sort()[0] for side in sides_of(own))
+    small_model = bert().to(dtype)
+    wqk.initialize_(small_model, "skew")
+    query, key = (side.weight.abs().flatten().sort()[0] for side in sides_of(small_model))
     assert torch.equal(query, key)  # turned, never rounded
 
 

@@ -100,8 +100,11 @@ def test_planes_are_the_pairs_that_positions_turn(name):
         moved = np.flatnonzero(np.abs(plan.rotary.rotate(vector, np.array([1]))) > 1e-12)
         turned[dimension] = set(moved)
     pairs = [set(pair) for pair in order.reshape(-1, 2)]
-    assert all(turned[a] <= pair for pair in pairs for a in pair)
-    assert sum(len(others) == 2 for others in turned.values()) == 2 * len(plan.rotary.frequencies)
+    for pair in pairs:
+        assert all(turned[dimension] <= pair for dimension in pair)
+    assert sum(len(moved_dimensions) == 2 for moved_dimensions in turned.values()) == 2 * len(
+        plan.rotary.frequencies
+    )
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "indefinite", "skew"])
@@ -117,7 +120,7 @@ def test_the_map_commutes_with_rotations(kind):
 
 
 def best(heads: int, d: int, rank: int) -> list[tuple[np.ndarray, ...]]:
-    """What a mimetic head is to be, and the first of its singular vectors and values."""
+    """Target of each mimetic head, and the first of its singular vectors and values."""
     noise = np.random.default_rng(3).standard_normal((heads, d, d))
     targets = 0.7 * noise / math.sqrt(d) + 0.4 * np.eye(d)
     parts = ((target, *np.linalg.svd(target)) for target in targets)

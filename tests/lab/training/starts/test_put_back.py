@@ -1,4 +1,4 @@
-"""What is put into a stored tensor is what is taken out of it, and nothing else moves.
+"""Weights that are put into a stored tensor are taken out of it again; nothing else moves.
 
 Axes: H query heads, G key heads, R head width, D width.
 """
