@@ -29,6 +29,7 @@ FOLDERS = (
     "tests/storage",
     "tests/tables",
     "tests/lab",
+    "tests/live",
 )
 
 # Parts of the code that are still to be rewritten. This list only becomes shorter.

@@ -1,4 +1,4 @@
-"""The logits of a model's own eager attention, as its softmax sees them, beside those measured."""
+"""The logits of a model's own eager attention, as its softmax gets them, next to measured ones."""
 
 from __future__ import annotations
 
@@ -39,14 +39,11 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
         self.seen: dict[Any, list[Seen]] = {place: [] for place in modules}
         self._within: list[Any] = []
         self._products: list[np.ndarray] = []
-        self.hooks = [
-            hook
-            for place, module in modules.items()
-            for hook in (
-                module.register_forward_pre_hook(lambda m, a, p=place: self._within.append(p)),
-                module.register_forward_hook(lambda m, a, o: self._within.pop() and None),
-            )
-        ]
+        self.hooks: list[Any] = []
+        for place, module in modules.items():
+            enter = module.register_forward_pre_hook(lambda m, a, p=place: self._within.append(p))
+            leave = module.register_forward_hook(lambda m, a, o: self._within.pop() and None)
+            self.hooks += [enter, leave]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -92,16 +89,16 @@ def in_training(model: Any) -> Any:
 
 
 def measured(
-    model: Any, sequences: int = 10**6, given: dict[str, Any] | None = None
+    model: Any, sequences: int = 10**6, inputs: dict[str, Any] | None = None
 ) -> tuple[LogitMeter, Logits, dict[Any, list[Seen]]]:
-    """What a meter measures in one pass, and the softmaxes of that pass."""
+    """A meter, its measurements in one pass, and the softmaxes of that pass."""
     meter = LogitMeter(model, sequences=sequences)
     modules = {plan.place: model.get_submodule(parent_of(plan)) for plan in meter.plans}
-    given = inputs_of(model, None, 24, 0) if given is None else given
+    inputs = inputs_of(model, None, 24, 0) if inputs is None else inputs
     meter.start()
     softmaxes = Softmaxes(modules)
     with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:
-        model(**given)
+        model(**inputs)
     assert meter.logits is not None
     return meter, meter.logits, softmaxes.seen
 
@@ -116,22 +113,24 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
     heads = plan.query.heads
     pairs, shares, entropies, firsts = [], [], [], []
     logits: list[list[np.ndarray]] = []
-    for one in seen:
-        scores, weights = (a.reshape(-1, heads, *a.shape[-2:]) for a in one[:2])
+    for softmax in seen:
+        scores, weights = (a.reshape(-1, heads, *a.shape[-2:]) for a in softmax[:2])
         if plan.sinks:
             scores, weights = scores[..., :-1], weights[..., :-1]
         shown = scores > HIDDEN.get(plan.family, -1e30)
-        size, others = scores.shape[-2:]
-        if size == others:  # what no query sees is padding
+        size, keys = scores.shape[-2:]
+        if size == keys:  # what no query sees is padding
             shown = shown & shown.any(axis=(1, 2))[:, None, :, None]
         if plan.softcap:
             scores = plan.softcap * np.arctanh(np.where(shown, scores / plan.softcap, 0))
         possible = [scores]
         if plan.position or plan.sinks:
-            fitting = [p.reshape(scores.shape) for p in one.products if p.size == scores.size]
-            possible = [
-                factor * product for product in fitting for factor in (1.0, plan.score_scale)
+            fitting = [
+                visible.reshape(scores.shape)
+                for visible in softmax.products
+                if visible.size == scores.size
             ]
+            possible = [*fitting, *(plan.score_scale * product for product in fitting)]
         logits.append(possible), pairs.append(shown)
         rows = shown.any(axis=-1)
         share = np.where(shown, weights, 0)
@@ -143,17 +142,25 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
         firsts.append([share_of_first[:, h][rows[:, h]] for h in range(heads)])
 
     def by_head(values: list[Any]) -> np.ndarray:
-        return np.array([np.concatenate([one[h] for one in values]).mean() for h in range(heads)])
+        means = []
+        for head in range(heads):
+            values_of_head = [values_of_call[head] for values_of_call in values]
+            means.append(np.concatenate(values_of_head).mean())
+        return np.array(means)
 
-    found = []
-    for chosen in zip(*logits, strict=True):
-        flat = [
-            np.concatenate([s[:, h][p[:, h]] for s, p in zip(chosen, pairs, strict=True)])
-            for h in range(heads)
-        ]
-        largest, spread = (np.array([f(one) for one in flat]) for f in (np.max, np.std))
-        extreme = np.array([one[np.abs(one).argmax()] for one in flat])
-        found.append(
+    logits_of_block = []
+    for scores_of_calls in zip(*logits, strict=True):
+        logits_by_head = []
+        for head in range(heads):
+            calls = zip(scores_of_calls, pairs, strict=True)
+            visible_scores = [scores[:, head][visible[:, head]] for scores, visible in calls]
+            logits_by_head.append(np.concatenate(visible_scores))
+        largest = np.array([logits_of_head.max() for logits_of_head in logits_by_head])
+        spread = np.array([logits_of_head.std() for logits_of_head in logits_by_head])
+        extreme = np.array(
+            [logits_of_head[np.abs(logits_of_head).argmax()] for logits_of_head in logits_by_head]
+        )
+        logits_of_block.append(
             BlockLogits(
                 max_logit=largest,
                 logit_std=spread,
@@ -163,15 +170,16 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
                 first_token_share=by_head(firsts),
             )
         )
-    return found
+    return logits_of_block
 
 
-def difference(measured: BlockLogits, own: list[BlockLogits]) -> float:
+def difference(measured: BlockLogits, candidates: list[BlockLogits]) -> float:
     """The largest difference, relative where values exceed 1; NaN if something is not known."""
-    return min(
-        max(
-            float((np.abs(a - b) / np.maximum(1, np.abs(b))).max())
-            for a, b in zip(measured, one, strict=True)
-        )
-        for one in own
-    )
+    largest_differences = []
+    for candidate in candidates:
+        differences = [
+            float((np.abs(actual - expected) / np.maximum(1, np.abs(expected))).max())
+            for actual, expected in zip(measured, candidate, strict=True)
+        ]
+        largest_differences.append(max(differences))
+    return min(largest_differences)

@@ -114,24 +114,24 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 6, "max_steps": 12}
-    whole = trainer(tmp_path / "whole", **settings)
-    whole.add_callback(wqk.ScoreCallback(tmp_path / "whole", every=3))
-    whole.train()
-    first = trainer(tmp_path / "run", **settings)
-    first.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
+    uninterrupted = trainer(tmp_path / "whole", **settings)
+    uninterrupted.add_callback(wqk.ScoreCallback(tmp_path / "whole", every=3))
+    uninterrupted.train()
+    killed = trainer(tmp_path / "run", **settings)
+    killed.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
 
     class Killed(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 10:
                 raise KeyboardInterrupt
 
-    first.add_callback(Killed())
+    killed.add_callback(Killed())
     with pytest.raises(KeyboardInterrupt):
-        first.train()
+        killed.train()
     assert steps(tmp_path / "run") == [0, 3, 6, 9]
-    second = trainer(tmp_path / "run", **settings)
-    second.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
-    second.train(resume_from_checkpoint=True)
+    resumed = trainer(tmp_path / "run", **settings)
+    resumed.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
+    resumed.train(resume_from_checkpoint=True)
     for name in ("scores", "updates"):
         tables = (wqk.read_table(tmp_path / run / f"{name}.jsonl") for run in ("run", "whole"))
         assert same(*tables)
@@ -240,7 +240,7 @@ def test_clipped_heads_are_counted_between_entries_of_the_log(tmp_path: Path) ->
     for step in clipped:
         state.global_step = step
         callback.on_step_end(args, state, control)
-    assert [one["wqk/clipped_heads"] for one in heard.logged[1:]] == [5.0, 1.0]
+    assert [entry["wqk/clipped_heads"] for entry in heard.logged[1:]] == [5.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from wqk.live.logits import Logits
 def forms(model: Any) -> dict[tuple[Any, ...], tuple[np.ndarray, float]]:
     """Every head's queries and keys at a distance, as their products for fixed inputs."""
     checkpoint = wqk.open_checkpoint(model)
-    found = {}
+    products_and_forms = {}
     for plan in wqk.open(checkpoint).plans:
         attention = Block(checkpoint, plan)
         random = np.random.default_rng(plan.layer)
@@ -32,8 +32,8 @@ def forms(model: Any) -> dict[tuple[Any, ...], tuple[np.ndarray, float]]:
         at = np.arange(5), np.arange(3, 8)
         for head, products in enumerate(attention.products(x, y, at)):
             form = attention[head]
-            found[plan.stack, plan.kind, plan.layer, head] = products, form
-    return found
+            products_and_forms[plan.stack, plan.kind, plan.layer, head] = products, form
+    return products_and_forms
 
 
 def others(model: Any, changed: set[str]) -> dict[str, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_grouped_heads_change_by_their_factors(grouped: Any) -> None:
     maxima = {key: float(random.uniform(101, 1000)) for key in before if random.random() < 0.4}
     keys = [layer.self_attn.k_proj.weight.clone() for layer in model.model.layers]
     report = wqk.clip_(model, 100.0, logits=maxima, grouped=grouped)
-    assert {one[:4]: one.max_logit for one in report.heads} == pytest.approx(maxima)
+    assert {head[:4]: head.max_logit for head in report.heads} == pytest.approx(maxima)
     for key, (products, form) in forms(model).items():
         factor = 100 / maxima[key] if key in maxima else 1.0
         np.testing.assert_allclose(products, factor * before[key][0], rtol=1e-6, atol=1e-9)
@@ -63,7 +63,9 @@ def test_grouped_heads_change_by_their_factors(grouped: Any) -> None:
 def test_shared_gains_take_the_worst_head_s_factor_and_the_report_says_so() -> None:
     model = build(NAMED["qwen3"]).double()
     report = wqk.clip_(model, 100.0, logits={(0, 1): 400.0, (0, 2): 90.0})
-    assert [(one.head, one.factor) for one in report.heads] == [(h, 0.25) for h in range(6)]
+    assert [(head.head, head.factor) for head in report.heads] == [
+        (number, 0.25) for number in range(6)
+    ]
     assert "that of 5 heads that needed less or none" in repr(report)
 
 
@@ -96,18 +98,19 @@ def test_everything_else_is_the_same_to_the_last_bit(make: Any) -> None:
     plan = wqk.open(checkpoint).plans[1]
     attention = Block(wqk.open_checkpoint(model), plan)
     original = Block(checkpoint, plan)
-    others = [h for h in range(4) if h != head]
-    assert np.array_equal(attention.query.weight[others], original.query.weight[others])
+    unclipped = [h for h in range(4) if h != head]
+    assert np.array_equal(attention.query.weight[unclipped], original.query.weight[unclipped])
     read = {part.name for part in plan.parts}
-    for (name, one), other in zip(
+    for (name, tensor), original_tensor in zip(
         model.state_dict().items(), untouched.state_dict().values(), strict=True
     ):
-        assert name in read or torch.equal(one, other), name
-    values = plan.value.projection
-    one, other = (
-        values.take(c.read([values.part])[0]) for c in (wqk.open_checkpoint(model), checkpoint)
+        assert name in read or torch.equal(tensor, original_tensor), name
+    projection = plan.value.projection
+    values_after, values_before = (
+        projection.take(opened.read([projection.part])[0])
+        for opened in (wqk.open_checkpoint(model), checkpoint)
     )
-    assert np.array_equal(one, other)
+    assert np.array_equal(values_after, values_before)
 
 
 def large(model: Any) -> Any:
@@ -171,7 +174,7 @@ def test_every_pass_since_the_last_call_counts(compiled: bool) -> None:
             run(micro_batch).last_hidden_state[..., 0].square().sum().backward()
         optimizer.step(), optimizer.zero_grad()
         done = clipper()
-        assert {(one.layer, one.head) for one in done.heads} == expected
+        assert {(head.layer, head.head) for head in done.heads} == expected
         assert step or 0 < len(expected) < 8
     clipper.close()
 
@@ -186,9 +189,9 @@ def test_a_head_that_only_the_second_batch_shows_is_clipped() -> None:
         assert not done.heads
         largest.append(done.logits.frame["max_logit"].to_numpy())
     model(first), model(second)
-    both = clipper().logits.frame["max_logit"].to_numpy()
-    np.testing.assert_array_equal(both, np.maximum(*largest))
-    assert (both > largest[0]).any()
+    of_both_passes = clipper().logits.frame["max_logit"].to_numpy()
+    np.testing.assert_array_equal(of_both_passes, np.maximum(*largest))
+    assert (of_both_passes > largest[0]).any()
 
 
 def test_sequences_limit_what_is_measured_and_steps_in_between_cost_nothing() -> None:
@@ -223,7 +226,7 @@ def test_tied_layers_are_scaled_once() -> None:
     model.layers[1].self_attn = model.layers[0].self_attn
     before = forms(model)
     report = wqk.clip_(model, 100.0, logits={(0, 2): 200.0, (1, 2): 400.0})
-    assert {(one.layer, one.factor) for one in report.heads} == {(0, 0.25), (1, 0.25)}
+    assert {(head.layer, head.factor) for head in report.heads} == {(0, 0.25), (1, 0.25)}
     for key, (products, _) in forms(model).items():
         factor = 0.25 if key[3] == 2 else 1.0
         np.testing.assert_allclose(products, factor * before[key][0], rtol=1e-6, atol=1e-9)
@@ -307,8 +310,8 @@ def test_measured_logits_of_other_models_are_refused_and_blocks_without_any_said
     with pytest.raises(FormError, match=r"logits of decoder self 0, 4 heads, are of another model"):
         wqk.clip_(bert(), 1e-6, measured)
     place = Place("decoder", "self", 1)
-    one = Logits({place: measured.blocks[place]})
-    report = wqk.clip_(gpt2(), 1e-6, one)
+    of_one_block = Logits({place: measured.blocks[place]})
+    report = wqk.clip_(gpt2(), 1e-6, of_one_block)
     assert {head.layer for head in report.heads} == {1}
     assert report.notes == ("decoder self 0: not measured: it did not run",)
 

@@ -1,8 +1,8 @@
-"""What is written to a model, and what bounds it, holds of the model as it runs.
+"""Clipping, ceilings and starts hold of every model as the model itself runs.
 
-One law over every architecture: the blocks of a random model are run alone, with the inputs that a
-pass gave them, before and after; and what their own softmax gets is compared. Nothing of it is read
-by wqk, so that whatever is read or scaled wrongly shows.
+One law for every architecture: the blocks of a random model are run alone, with the inputs of a
+recorded pass, before and after a change; the inputs of each block's own softmax are compared. wqk
+reads none of these numbers, and therefore every wrong weight or scale is noticed.
 
 Axes: B examples, H query heads, I queries, J keys.
 """
@@ -65,18 +65,18 @@ class RanBlock(NamedTuple):
     module: Any
     given: list[tuple[Any, Any]]
 
-    def seen(self, given: list[tuple[Any, Any]]) -> list[Seen]:
+    def seen(self, calls: list[tuple[Any, Any]]) -> list[Seen]:
         """The softmaxes of the block, run alone."""
         softmaxes = Softmaxes({0: self.module})
         with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:
             torch.manual_seed(0)
-            for args, kwargs in copy.deepcopy(given):
+            for args, kwargs in copy.deepcopy(calls):
                 self.module(*args, **kwargs)
         return softmaxes.seen[0]
 
     def uses(self) -> list[Use]:
         """Run the block alone, with the same inputs."""
-        found = []
+        uses_of_calls = []
         for seen in self.seen(self.given):
             heads, sizes = self.plan.query.heads, seen.scores.shape
             if sizes[-3] != heads if len(sizes) == 4 else sizes[0] % heads:
@@ -90,51 +90,51 @@ class RanBlock(NamedTuple):
             if self.plan.sinks:  # less the score of the sink, which is the last
                 scores = (seen.scores - seen.scores[..., -1:])[..., :-1]
                 scores = np.where(scores > HIDDEN.get(self.plan.family, -1e8), scores, np.nan)
-                found.append(Use(scores, seen.values[0], seen.products))
+                uses_of_calls.append(Use(scores, seen.values[0], seen.products))
                 continue
             seen_keys = np.maximum(1, np.isfinite(scores).sum(axis=-1, keepdims=True))
             scores = scores - np.nansum(scores, axis=-1, keepdims=True) / seen_keys
-            found.append(Use(scores, seen.values[0], seen.products))
-        return found
+            uses_of_calls.append(Use(scores, seen.values[0], seen.products))
+        return uses_of_calls
 
 
 def run(model: Any, feeds: Feeds, blocks: Iterable[RanBlock]) -> None:
     """Run it with the first feed that it accepts."""
     reason = "there is nothing to give"
-    for first in feeds:
-        given: dict[str, Any] | None = first
+    for first_feed in feeds:
+        feed: dict[str, Any] | None = first_feed
         for _ in range(4):
             try:
-                model(**given)
+                model(**feed)
                 return
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 for block in blocks:
                     block.given.clear()
-                given = adapted(given or {}, reason)
-            if given is None:
+                feed = adapted(feed or {}, reason)
+            if feed is None:
                 break
     pytest.skip(reason)
 
 
 def ran_blocks(model: Any, feeds: Feeds) -> dict[Any, RanBlock]:
-    found, hooks = {}, []
+    blocks, hooks = {}, []
 
-    def keep(given: list[Any], module: Any, args: Any, kwargs: Any) -> None:
-        given.append(copy.deepcopy((args, kwargs)))
+    def keep(calls: list[Any], module: Any, args: Any, kwargs: Any) -> None:
+        calls.append(copy.deepcopy((args, kwargs)))
 
     for plan in wqk.open(model).plans:
         module = model.get_submodule(plan.query.tensor.rpartition(".")[0])
         if not isinstance(module, torch.nn.MultiheadAttention):
             module = model.get_submodule(parent_of(plan))
-        found[plan.place] = block = RanBlock(plan, module, [])
+        blocks[plan.place] = block = RanBlock(plan, module, [])
         hook = partial(keep, block.given)
         hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
     with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH):
-        run(model, feeds, found.values())
+        run(model, feeds, blocks.values())
     for handle in hooks:
         handle.remove()
-    ran = {place: block for place, block in found.items() if block.given}
+    ran = {place: block for place, block in blocks.items() if block.given}
     return ran or pytest.skip("no block was run")
 
 
@@ -142,21 +142,20 @@ def prove_clipping(model: Any, feeds: Feeds) -> None:
     """Each head's logits change by the factor that is reported, and nothing else of its block."""
     blocks = ran_blocks(model, feeds)
     draw = random.Random(0)
-    maxima = {
-        (*place, head): draw.uniform(101, 400)
-        for place, block in blocks.items()
-        for head in range(block.plan.query.heads)
-        if draw.random() < 0.6
-    }
+    maxima = {}
+    for place, block in blocks.items():
+        for head in range(block.plan.query.heads):
+            if draw.random() < 0.6:
+                maxima[(*place, head)] = draw.uniform(101, 400)
     states = [{place: block.uses() for place, block in blocks.items()}]
     for _ in range(2):
         report = wqk.clip_(model, 100.0, logits=maxima)
         states.append({place: block.uses() for place, block in blocks.items()})
     for place, block in blocks.items():
         factors = np.ones(block.plan.query.heads)
-        for one in report.heads:
-            if one[:3] == place:
-                factors[one.head] = one.factor
+        for clipped in report.heads:
+            if clipped[:3] == place:
+                factors[clipped.head] = clipped.factor
         for uses in zip(*(state[place] for state in states), strict=True):
             prove_factors(block.plan, factors, *uses)
 
@@ -177,14 +176,18 @@ def prove_factors(
     exact(new - newest, f * (old - new), err_msg="factor")
     # What the model adds to the form's part does not depend on the form, and so not on the input.
     form = (old - new) / (1 - f)
-    rest = old - form
+    added = old - form
     if not plan.position and not plan.sinks:
-        exact(rest, 0 * rest, err_msg="rest")
+        exact(added, 0 * added, err_msg="rest")
         return
-    half = len(rest) // 2
-    one, other = rest[:half], rest[half : 2 * half]
+    half = len(added) // 2
+    added_to_first, added_to_second = added[:half], added[half : 2 * half]
     try:
-        exact(one + 0 * other, other + 0 * one, err_msg="rest of another input")
+        exact(
+            added_to_first + 0 * added_to_second,
+            added_to_second + 0 * added_to_first,
+            err_msg="rest of another input",
+        )
     except AssertionError:  # some terms do
         if not any(is_product(form, product, plan, clipped) for product in before.products):
             raise
@@ -193,7 +196,7 @@ def prove_factors(
 def is_product(
     form: np.ndarray, product: np.ndarray, plan: AttentionPlan, heads: np.ndarray
 ) -> bool:
-    """Whether this is a product of queries and keys that the model has computed."""
+    """Return whether the form equals a product of queries and keys that the model computed."""
     if product.size != form.size // len(heads) * plan.query.heads:
         return False
     product = product.reshape(len(form), -1, *form.shape[2:])[:, heads] + 0 * form
@@ -207,8 +210,8 @@ def is_product(
 
 @contextmanager
 def scores_and_products() -> Iterator[list[tuple[Any, list[Any]]]]:
-    """What every softmax gets, as part of the graph, and the products computed before it."""
-    found: list[tuple[Any, list[Any]]] = []
+    """Record each softmax's input, as part of the graph, and the products computed before it."""
+    computations: list[tuple[Any, list[Any]]] = []
     products: list[Any] = []
 
     multiply = torch.bmm
@@ -216,8 +219,10 @@ def scores_and_products() -> Iterator[list[tuple[Any, list[Any]]]]:
     def seen(function: Any, name: str) -> Any:
         def computed(*args: Any, **kwargs: Any) -> Any:
             is_softmax = name == "softmax"
-            if is_softmax and not (found and found[-1][0] is args[0]):  # which calls another
-                found.append((args[0], [*products]))
+            if is_softmax and not (
+                computations and computations[-1][0] is args[0]
+            ):  # which calls another
+                computations.append((args[0], [*products]))
                 products.clear()
             result = function(*args, **kwargs)
             if not is_softmax:  # before terms of position are added, at once or in place
@@ -228,21 +233,21 @@ def scores_and_products() -> Iterator[list[tuple[Any, list[Any]]]]:
         return computed
 
     def fused(q: Any, k: Any, v: Any, *args: Any, scale: float | None = None, **_: Any) -> Any:
-        k, v = (one.repeat_interleave(q.shape[-3] // one.shape[-3], -3) for one in (k, v))
+        k, v = (heads.repeat_interleave(q.shape[-3] // heads.shape[-3], -3) for heads in (k, v))
         scores = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.transpose(-1, -2)
-        found.append((scores, []))
+        computations.append((scores, []))
         return scores.softmax(-1) @ v
 
     with ExitStack() as patches:
         for holder, name in (
-            *((one, "softmax") for one in (torch, torch.Tensor, functional)),
+            *((holder, "softmax") for holder in (torch, torch.Tensor, functional)),
             *((torch, name) for name in ("matmul", "bmm", "baddbmm", "einsum")),
             *((torch.Tensor, name) for name in ("matmul", "__matmul__", "bmm")),
         ):
             instead = seen(getattr(holder, name), name)
             patches.enter_context(patch.object(holder, name, instead))
         patches.enter_context(patch.object(functional, "scaled_dot_product_attention", fused))
-        yield found
+        yield computations
 
 
 def prove_ceilings(model: Any, feeds: Feeds) -> None:
@@ -251,40 +256,43 @@ def prove_ceilings(model: Any, feeds: Feeds) -> None:
     model.requires_grad_(False)
     tried = 0
     for block in wqk.open(model):
-        found = block.ceiling([]) if block.plan.place in blocks else None
-        if found is None:
+        ceiling = block.ceiling([]) if block.plan.place in blocks else None
+        if ceiling is None:
             continue
         ran = blocks[block.plan.place]
-        every = largest_scores(partial(rerun, model, ran, block.groups.widths), block.plan)
+        candidates = largest_scores(partial(rerun, model, ran, block.groups.widths), block.plan)
         learned = block.plan.query.temperature
         if learned and learned.of_head:
             factor = model.get_parameter(learned.stored.name).exp().clamp(max=learned.limit)
-            every += [one * factor.reshape(-1).numpy() for one in every]
-        tried += bool(every)
+            candidates += [scores * factor.reshape(-1).numpy() for scores in candidates]
+        tried += bool(candidates)
         loose = LOOSE * max(1, ran.plan.query.head_width / min(block.groups.widths))
         fits = [
-            (one <= found.any_distance * (1 + 1e-9)).all()
-            and (block.plan.clip is not None or (one > found.any_distance / loose).all())
-            for one in every
+            (scores <= ceiling.any_distance * (1 + 1e-9)).all()
+            and (block.plan.clip is not None or (scores > ceiling.any_distance / loose).all())
+            for scores in candidates
         ]
-        assert any(fits) or not every, (ran.plan.place, [found.any_distance / one for one in every])
+        assert any(fits) or not candidates, (
+            ran.plan.place,
+            [ceiling.any_distance / scores for scores in candidates],
+        )
     if not tried:
         pytest.skip("it has no ceilings, or its scores are not seen")
 
 
 def largest_scores(run: Rerun, plan: AttentionPlan) -> list[np.ndarray]:
     """The largest scores (H,) of inputs that climb, of everything that may be the scores."""
-    found = []
+    candidates = []
     for use, (scores, products) in enumerate(run({})):
         plain = not (plan.position or plan.sinks or plan.softcap)
         fitting = [-1] if plain else range(len(products))
-        for which in fitting:
-            product = scores if which < 0 else products[which]
+        for product_index in fitting:
+            product = scores if product_index < 0 else products[product_index]
             if product.numel() % (plan.query.heads * scores.shape[-2]) == 0:
-                climbed = climb(run, plan.query.heads, use, which)
+                climbed = climb(run, plan.query.heads, use, product_index)
                 factors = (1.0,) if plain else (1.0, plan.score_scale)
-                found += [factor * climbed for factor in factors]
-    return found
+                candidates += [factor * climbed for factor in factors]
+    return candidates
 
 
 def rerun(
@@ -300,8 +308,13 @@ def rerun(
         norms.append(model.get_submodule(name.rpartition(".")[0]) if outside else lambda x: x)
 
     def put(where: Any, value: Any) -> Any:
-        apart = isinstance(where, str) and re.search("position|mask|emb|bias|cache", where)
-        if not torch.is_tensor(value) or not value.is_floating_point() or value.ndim < 2 or apart:
+        is_no_input = isinstance(where, str) and re.search("position|mask|emb|bias|cache", where)
+        if (
+            not torch.is_tensor(value)
+            or not value.is_floating_point()
+            or value.ndim < 2
+            or is_no_input
+        ):
             return value
         is_key = block.plan.kind == "cross" and where in CROSSED
         if value.shape[-1] != widths[is_key]:
@@ -312,14 +325,14 @@ def rerun(
             replaced[id(value)] = norms[is_key](inputs[where])
         return replaced[id(value)]
 
-    args = [put(n, value) for n, value in enumerate(args)]
+    args = [put(index, value) for index, value in enumerate(args)]
     kwargs = {name: put(name, value) for name, value in kwargs.items()}
-    with double_precision(), scores_and_products() as found:
+    with double_precision(), scores_and_products() as computations:
         block.module(*args, **kwargs)
-    return found
+    return computations
 
 
-def climb(run: Rerun, heads: int, use: int, which: int) -> np.ndarray:
+def climb(run: Rerun, heads: int, use: int, product_index: int) -> np.ndarray:
     """The largest scores of each head, once the tokens of one pair have climbed for it."""
     torch.manual_seed(0)
     inputs: dict[Any, Any] = {}
@@ -327,26 +340,26 @@ def climb(run: Rerun, heads: int, use: int, which: int) -> np.ndarray:
     largest = torch.full((heads,), -math.inf, dtype=torch.float64)
     for step in range(STEPS):
         scores, products = run(inputs)[use]
-        scores = scores if which < 0 else products[which]
+        scores = scores if product_index < 0 else products[product_index]
         of_heads = scores.reshape(-1, heads, *scores.shape[-2:]).transpose(0, 1).flatten(1)
         visible = of_heads.detach().where(of_heads > -1e4, -math.inf)
         largest = torch.maximum(largest, visible.max(1).values)
         if not pairs:  # every head its own tokens
-            free = visible.reshape(heads, -1, *scores.shape[-2:]).clone()
+            unused = visible.reshape(heads, -1, *scores.shape[-2:]).clone()
             for head in range(heads):
-                pairs.append(int(free[head].argmax()))
-                at, i, j = np.unravel_index(pairs[-1], free[head].shape)
+                pairs.append(int(unused[head].argmax()))
+                at, i, j = np.unravel_index(pairs[-1], unused[head].shape)
                 for token in (i, j):
-                    free[:, at, :, token : token + 1] = -math.inf
-                    free[:, at, token : token + 1] = -math.inf
+                    unused[:, at, :, token : token + 1] = -math.inf
+                    unused[:, at, token : token + 1] = -math.inf
         height = of_heads[torch.arange(heads), pairs].sum()
-        found = torch.autograd.grad(height, [*inputs.values()], allow_unused=True)
+        slopes = torch.autograd.grad(height, [*inputs.values()], allow_unused=True)
         with torch.no_grad():
-            for given, slope in zip(inputs.values(), found, strict=True):
+            for values, slope in zip(inputs.values(), slopes, strict=True):
                 if slope is not None:
                     length = slope.norm(dim=-1, keepdim=True)
-                    given += (
-                        given.norm(dim=-1, keepdim=True)
+                    values += (
+                        values.norm(dim=-1, keepdim=True)
                         * slope
                         / ((1 + step / 5) * length + 1e-300)
                     )
@@ -362,8 +375,8 @@ def prove_start(model: Any, feeds: Feeds) -> None:
     model = untrained(model)
     biases = [[plan.query.bias, plan.key.bias] for plan in wqk.open(model).plans]
     with torch.no_grad():  # a bias of one side alone adds what is not symmetric
-        for one, other in (pair for pair in biases if None in pair and any(pair)):
-            model.get_parameter((one or other).name).zero_()
+        for query_bias, key_bias in (pair for pair in biases if None in pair and any(pair)):
+            model.get_parameter((query_bias or key_bias).name).zero_()
     state = copy.deepcopy(model.state_dict())
     drawn = own_scores(model, feeds)
     tried = 0
@@ -377,14 +390,16 @@ def prove_start(model: Any, feeds: Feeds) -> None:
         for change in report.layers:
             place = (change.stack, "self", change.layer)
             pairs = [*zip(drawn.get(place, ()), started.get(place, ()), strict=True)]
-            # What is computed beside the scores, such as terms of positions, stays as it was.
-            found = [
+            # Products that are no scores, such as terms of positions, stay as before.
+            symmetries = [
                 symmetry_of(after) for before, after in pairs if symmetry_of(before) ** 2 < 0.9
             ]
-            tried += bool(found)
-            said = change.after.symmetry
-            assert said == pytest.approx(sign, abs=1e-6)
-            assert not found or any(abs(one - said) < 1e-6 for one in found), (place, kind, found)
+            tried += bool(symmetries)
+            reported = change.after.symmetry
+            assert reported == pytest.approx(sign, abs=1e-6)
+            assert not symmetries or any(
+                abs(symmetry - reported) < 1e-6 for symmetry in symmetries
+            ), (place, kind, symmetries)
     if not tried:
         pytest.skip("its scores are not seen, or not of tokens with themselves")
 
@@ -395,7 +410,7 @@ def symmetry_of(scores: np.ndarray) -> float:
 
 def own_scores(model: Any, feeds: Feeds) -> dict[Any, list[np.ndarray]]:
     """By block, the products (B, I, I) that it computed before its softmax, summed over heads."""
-    found: dict[Any, list[np.ndarray]] = {}
+    products_by_block: dict[Any, list[np.ndarray]] = {}
     torch.manual_seed(0)  # which layers are dropped
     for place, block in ran_blocks(model, feeds).items():
         norm, shares = block.plan.query.norm, block.plan.query.heads != block.plan.key.heads
@@ -403,14 +418,15 @@ def own_scores(model: Any, feeds: Feeds) -> dict[Any, list[np.ndarray]]:
             continue  # the sum of normalized queries is not the normalized sum
         if norm and norm.kind == "layer":  # nor is a turned mean the mean of what is turned
             continue
-        found[place] = [
-            product.reshape(-1, block.plan.query.heads, *product.shape[-2:]).sum(1)
-            for seen in block.seen(block.given[:1])
-            for product in seen.products
-            if product.size % block.plan.query.heads == 0
-            and product.shape[-1] == product.shape[-2] == seen.scores.shape[-2]
-        ]
-    return found
+        heads = block.plan.query.heads
+        products_by_block[place] = []
+        for seen in block.seen(block.given[:1]):
+            length = seen.scores.shape[-2]
+            for product in seen.products:
+                if product.size % heads == 0 and product.shape[-2:] == (length, length):
+                    of_heads = product.reshape(-1, heads, length, length)
+                    products_by_block[place].append(of_heads.sum(1))
+    return products_by_block
 
 
 @pytest.mark.parametrize("architecture", ALL, ids=lambda one: one.name)

@@ -39,7 +39,7 @@ class Joint(nn.Module):
         self.to_add_out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, picture: torch.Tensor, text: torch.Tensor) -> Any:
-        """What both streams read, text first."""
+        """Outputs of the joint attention for the picture and for the text; text comes first."""
 
         def heads(vectors: torch.Tensor) -> torch.Tensor:
             return vectors.unflatten(-1, (HEADS, -1))
@@ -141,10 +141,12 @@ def test_the_four_forms_are_the_quarters_of_the_observed_products(
     opened = wqk.open(model)
     for stack, x in streams.items():
         for kind in ("self", "cross"):
-            other = stack if kind == "self" else next(name for name in streams if name != stack)
+            stack_of_keys = (
+                stack if kind == "self" else next(name for name in streams if name != stack)
+            )
             block = opened.block(0, stack=stack, kind=kind)
-            products = block.products(x, streams[other]) * block.plan.scale
-            quarter = observed[:, :, tokens[stack], tokens[other]]
+            products = block.products(x, streams[stack_of_keys]) * block.plan.scale
+            quarter = observed[:, :, tokens[stack], tokens[stack_of_keys]]
             np.testing.assert_allclose(products, quarter, rtol=1e-9)
 
 
@@ -224,8 +226,8 @@ def test_positions_on_three_axes_turn_as_in_diffusers(
     positions["single"] = np.concatenate([text, picture])
     for plan, (application,) in zip(plans, records, strict=True):
         block, axial = opened.block(plan.layer, stack=plan.stack, kind=plan.kind), plan.axial
-        other = {"image": "text", "text": "image"}.get(plan.stack, plan.stack)
-        stream_of_keys = other if plan.kind == "cross" else plan.stack
+        stack_of_cross = {"image": "text", "text": "image"}.get(plan.stack, plan.stack)
+        stream_of_keys = stack_of_cross if plan.kind == "cross" else plan.stack
         queries = axial.rotate(block.queries(application.query_input), positions[plan.stack])
         keys = axial.rotate(block.keys(application.key_input), positions[stream_of_keys])
         logits = queries @ keys.swapaxes(-1, -2) * plan.scale

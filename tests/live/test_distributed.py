@@ -76,7 +76,7 @@ def test_all_processes_clip_by_the_largest_logits_of_all(folder: Path, kind: str
     assert len(report) > 2
     for rank in (0, 1):
         path = folder.parent / "clipped" / f"{kind}-{rank}"
-        state, heads = torch.load(path, weights_only=False)
-        assert [one[:4] for one in heads] == [one[:4] for one in report.heads]
+        state, clipped_heads = torch.load(path, weights_only=False)
+        assert [head[:4] for head in clipped_heads] == [head[:4] for head in report.heads]
         for name, value in model.state_dict().items():
             torch.testing.assert_close(state[name], value)

@@ -215,12 +215,12 @@ def test_what_is_in_nanochat_s_code_alone_is_told_by_its_smear() -> None:
     assert "in float32" in verified.sentence
 
 
-def assert_written(model: nn.Module, batch: Any, found: Any, first: Any) -> None:
+def assert_written(model: nn.Module, batch: Any, logits: Any, first: Any) -> None:
     """It is clipped, as its first block shows: later inputs change with it; and initialized."""
-    limit = found.largest / 2
-    wqk.clip_(model, limit, logits=found)
+    limit = logits.largest / 2
+    wqk.clip_(model, limit, logits=logits)
     after = wqk.logits(model, batch).blocks[first].max_logit
-    assert after.max() == pytest.approx(min(limit, found.blocks[first].max_logit.max()), rel=1e-5)
+    assert after.max() == pytest.approx(min(limit, logits.blocks[first].max_logit.max()), rel=1e-5)
     assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
 
 
@@ -231,16 +231,16 @@ def test_it_is_read_run_and_written_as_its_checkpoint_would_be(family: str) -> N
     verified = wqk.verify(model, TOKENS)
     assert verified.verdict == "right", verified
     assert wqk.verify(nn.DataParallel(model), TOKENS).verdict == "right"
-    found = wqk.logits(model.eval(), TOKENS)
-    assert not found.missing
+    logits = wqk.logits(model.eval(), TOKENS)
+    assert not logits.missing
     monitor = wqk.Monitor(model.train(), logits=True)
     monitor(0)
     model(TOKENS)
     assert "wqk/max_logit" in monitor(1)
     if family == "nanochat":  # whose norms have no gains
-        assert "no effect" in repr(wqk.clip_(model, 1e-3, logits=found))
+        assert "no effect" in repr(wqk.clip_(model, 1e-3, logits=logits))
         return
-    assert_written(model.eval(), TOKENS, found, ("decoder", "self", 0))
+    assert_written(model.eval(), TOKENS, logits, ("decoder", "self", 0))
 
 
 def test_a_wrong_family_is_not_verified() -> None:
@@ -433,9 +433,9 @@ def test_libraries_that_keep_no_configuration_are_known_by_their_modules(family:
     assert wqk.open(model).family == family
     verified = wqk.verify(model, batch)
     assert verified.verdict == "right", verified
-    found = wqk.logits(model, batch)
-    assert not found.missing
-    assert_written(model, batch, found, ("vision", "self", 0))
+    logits = wqk.logits(model, batch)
+    assert not logits.missing
+    assert_written(model, batch, logits, ("vision", "self", 0))
 
 
 def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
@@ -447,22 +447,22 @@ def test_a_guess_is_taken_once_the_model_s_own_pass_has_proven_it() -> None:
     assert wqk.logits(model, batch).blocks  # which need no queries and keys of the weights
     assert wqk.verify(model, batch).verdict == "right"
     assert wqk.logits(nn.DataParallel(model), batch).blocks
-    found = wqk.logits(model, batch)
+    logits = wqk.logits(model, batch)
     layer = model.attn_layers[0][0]
     q, k = (heads(side(batch), 4) for side in (layer.to_q, layer.to_k))
-    own = (q @ k.mT * 8**-0.5).amax((0, 2, 3))
+    expected = (q @ k.mT * 8**-0.5).amax((0, 2, 3))
     np.testing.assert_allclose(
-        found.blocks["unknown", "self", 0].max_logit, own.detach(), rtol=1e-5
+        logits.blocks["unknown", "self", 0].max_logit, expected.detach(), rtol=1e-5
     )
-    wqk.clip_(model, found.largest / 2, logits=found)
+    wqk.clip_(model, logits.largest / 2, logits=logits)
     with pytest.raises(CheckpointError, match="set the values too"):
         wqk.initialize_(model, STARTS["published"], seed=0)
     assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
-    other = strong(Wrapped())
-    other.attn_layers[1][0].to_q.register_forward_hook(lambda *args: args[-1].flip(-1))
-    assert wqk.verify(other, batch).verdict != "right"
+    odd = strong(Wrapped())
+    odd.attn_layers[1][0].to_q.register_forward_hook(lambda *args: args[-1].flip(-1))
+    assert wqk.verify(odd, batch).verdict != "right"
     with pytest.raises(UnknownFamily):
-        wqk.Clipper(other)
+        wqk.Clipper(odd)
 
 
 class Causal(nn.Module):
@@ -503,11 +503,11 @@ def test_a_causal_module_of_one_s_own_is_verified_and_what_it_shows_is_a_family_
     assert wqk.initialize_(model, "symmetric").layers[0].after.symmetry == pytest.approx(1)
     path = tmp_path / "own.toml"
     path.write_text(verified.family_file, encoding="utf-8")
-    other = strong(nn.Sequential(*(Causal(scale, window) for _ in range(2))))
-    opened = wqk.open(other, family=path)
+    second_model = strong(nn.Sequential(*(Causal(scale, window) for _ in range(2))))
+    opened = wqk.open(second_model, family=path)
     assert [plan.causal for plan in opened.plans] == [True, True]
     assert wqk.verify(opened, batch).verdict == "right"
-    assert wqk.Clipper(other, 1.0, family=path)
+    assert wqk.Clipper(second_model, 1.0, family=path)
     wrong = strong(nn.Sequential(*(Causal(1.0, window) for _ in range(2))))
     assert wqk.verify(wqk.open(wrong, family=path), batch).verdict == "only form right"
 
@@ -520,22 +520,24 @@ def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bo
     x, added = torch.randn(7, 7, 32), torch.randn(7, 7)
     mask, padding = added + torch.full((7, 7), -torch.inf).triu(1), torch.zeros(7, 7)
     padding[3, 5:] = -torch.inf
-    given = {"src": x, "mask": mask, "src_key_padding_mask": padding}
-    found = wqk.logits(model, given)
+    inputs_of_model = {"src": x, "mask": mask, "src_key_padding_mask": padding}
+    logits = wqk.logits(model, inputs_of_model)
     weight, bias = model.layers[0].self_attn.in_proj_weight, model.layers[0].self_attn.in_proj_bias
     inputs = x if batch_first else x.swapaxes(0, 1)
     q, k = (
         heads(inputs @ weight[rows].T + bias[rows], 4) for rows in (slice(0, 32), slice(32, 64))
     )
     scores = q @ k.mT * 8**-0.5 + mask + padding[:, None, None]
-    own = found.blocks["unknown", "self", 0]
-    np.testing.assert_allclose(own.max_logit, (scores - added).amax((0, 2, 3)).detach(), rtol=1e-5)
+    block = logits.blocks["unknown", "self", 0]
+    np.testing.assert_allclose(
+        block.max_logit, (scores - added).amax((0, 2, 3)).detach(), rtol=1e-5
+    )
     entropy = torch.distributions.Categorical(logits=scores).entropy().swapaxes(1, 2)
     expected = entropy[padding == 0].mean(0).detach()
-    np.testing.assert_allclose(own.attention_entropy, expected, rtol=1e-5)
-    assert wqk.verify(model, given).verdict == "right"
-    assert wqk.clip_(model, found.largest / 2, logits=found).heads
-    assert wqk.logits(nn.DataParallel(model), given).blocks
+    np.testing.assert_allclose(block.attention_entropy, expected, rtol=1e-5)
+    assert wqk.verify(model, inputs_of_model).verdict == "right"
+    assert wqk.clip_(model, logits.largest / 2, logits=logits).heads
+    assert wqk.logits(nn.DataParallel(model), inputs_of_model).blocks
     adding = nn.MultiheadAttention(32, 4, add_zero_attn=True)
     assert wqk.logits(adding, {"query": x, "key": x, "value": x}).blocks
     with pytest.raises(UnknownFamily):
@@ -543,11 +545,11 @@ def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bo
 
 
 def test_the_one_bias_of_three_weights_is_read() -> None:
-    own = nn.MultiheadAttention(32, 4, kdim=20, vdim=20)
-    nn.init.normal_(own.in_proj_bias)
-    block = wqk.open(nn.ModuleDict({"layers": nn.ModuleList([own])})).block(0, kind="cross")
-    found = np.concatenate([block.query.bias.ravel(), block.key.bias.ravel()])
-    np.testing.assert_array_equal(found, own.in_proj_bias[:64].detach())
+    module = nn.MultiheadAttention(32, 4, kdim=20, vdim=20)
+    nn.init.normal_(module.in_proj_bias)
+    block = wqk.open(nn.ModuleDict({"layers": nn.ModuleList([module])})).block(0, kind="cross")
+    bias = np.concatenate([block.query.bias.ravel(), block.key.bias.ravel()])
+    np.testing.assert_array_equal(bias, module.in_proj_bias[:64].detach())
 
 
 def test_a_module_that_keeps_its_last_pass_is_verified_and_pytorch_is_left_alone() -> None:
@@ -603,8 +605,11 @@ def test_blocks_that_do_not_run_are_named() -> None:
 def test_attention_is_known_among_what_a_module_puts_out() -> None:
     plan = wqk.open(wqk.demo_model("encoder")).plans[0]
     shares = torch.randn(2, plan.query.heads, 5, 5).softmax(-1)
-    for one in (shares, shares.flatten(0, 1)):
-        assert AttentionCall(plan, None, {}, {}, (one.log(), one, None)).attention is one
+    for attention in (shares, shares.flatten(0, 1)):
+        assert (
+            AttentionCall(plan, None, {}, {}, (attention.log(), attention, None)).attention
+            is attention
+        )
 
 
 def test_norms_of_queries_are_no_plain_vision_transformer() -> None:

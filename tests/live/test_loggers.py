@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def medians_by_step() -> dict[int, dict[str, float]]:
-    """What a monitor returns before the first step, and after weights have changed."""
+    """Medians that a monitor returns before the first step, and after weights have changed."""
     model = transformers.GPT2LMHeadModel(CONFIG)
     monitor = wqk.Monitor(model, every=5)
     medians = {0: monitor(0)}

@@ -72,9 +72,9 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def prove(model: Any, given: dict[str, Any] | None = None) -> None:
+def prove(model: Any, inputs: dict[str, Any] | None = None) -> None:
     """Compare all measures of all blocks, in float64, with those of the model's own softmax."""
-    meter, logits, seen = measured(model, given=given)
+    meter, logits, seen = measured(model, given=inputs)
     assert not logits.missing
     for plan in meter.plans:
         place = plan.place
@@ -93,14 +93,14 @@ def test_measured_logits_are_those_of_the_model_s_own_softmax(name: str) -> None
 @pytest.mark.parametrize("model_type", OWN)
 def test_they_are_where_masks_or_blocks_of_tokens_are_a_module_s_own(model_type: str) -> None:
     model = derived(model_type, OWN[model_type])
-    prove(model, given=fed(model))
+    prove(model, inputs=fed(model))
 
 
 def fed(model: Any) -> dict[str, Any]:
-    """What a type's tiny model runs on; the last text is shorter."""
+    """Inputs that a type's tiny model accepts; the last text is shorter."""
     with torch.no_grad(), double_precision():
-        for given in model_feeds(model):
-            feed: dict[str, Any] | None = given
+        for feed_of_type in model_feeds(model):
+            feed: dict[str, Any] | None = feed_of_type
             while feed:
                 if "input_ids" in feed:
                     shorter = torch.arange(feed["input_ids"].shape[1]) < 8
@@ -133,26 +133,26 @@ def as_arrays(logits: Any) -> np.ndarray:
 def test_tiles_and_kernels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama().double().train()
     meter = LogitMeter(model)
-    found = []
+    measures = []
     for kernel, tile in (("eager", 2**19), ("sdpa", 2**19), ("eager", 40), ("sdpa", 40)):
         model.set_attn_implementation(kernel)
         monkeypatch.setattr(calls, "CACHED_TILE", tile)
-        found.append(as_arrays(one_pass(model, meter)))
+        measures.append(as_arrays(one_pass(model, meter)))
     # Eager attention computes its softmax in float32, and so the second layer's inputs.
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
-    np.testing.assert_allclose(found[2], found[0], rtol=1e-12)
-    np.testing.assert_allclose(found[3], found[1], rtol=1e-12)
+    np.testing.assert_allclose(measures[1], measures[0], rtol=1e-6)
+    np.testing.assert_allclose(measures[2], measures[0], rtol=1e-12)
+    np.testing.assert_allclose(measures[3], measures[1], rtol=1e-12)
 
 
 def test_products_are_whole_where_training_rounds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    backends, seen, add = torch.backends, [], HeadStatistics.add
+    backends, precisions, add = torch.backends, [], HeadStatistics.add
 
     def said() -> tuple[str, str]:
         return backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
 
-    def noted(*given: Any) -> None:
-        seen.append(said())
-        add(*given)
+    def noted(*arguments: Any) -> None:
+        precisions.append(said())
+        add(*arguments)
 
     monkeypatch.setattr(HeadStatistics, "add", noted)
     before = torch.get_float32_matmul_precision()
@@ -164,7 +164,7 @@ def test_products_are_whole_where_training_rounds_its_own(monkeypatch: pytest.Mo
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert set(seen) == {("ieee", "ieee")}
+    assert set(precisions) == {("ieee", "ieee")}
 
 
 def test_a_small_spread_of_large_logits_loses_no_digits() -> None:
@@ -179,35 +179,44 @@ def test_a_small_spread_of_large_logits_loses_no_digits() -> None:
 def test_the_first_sequences_are_measured() -> None:
     model = llama().double().train()
     tokens = torch.randint(20, (3, 8), generator=torch.Generator().manual_seed(0))
-    few = as_arrays(one_pass(model, LogitMeter(model, sequences=2), tokens))
-    np.testing.assert_allclose(few, as_arrays(one_pass(model, LogitMeter(model), tokens[:2])))
+    of_two_sequences = as_arrays(one_pass(model, LogitMeter(model, sequences=2), tokens))
+    np.testing.assert_allclose(
+        of_two_sequences, as_arrays(one_pass(model, LogitMeter(model), tokens[:2]))
+    )
     several = LogitMeter(model, training=False, passes=None)
     several.start(), model(tokens[:1]), model(tokens[1:2])
-    np.testing.assert_allclose(as_arrays(several.logits), few)
+    np.testing.assert_allclose(as_arrays(several.logits), of_two_sequences)
 
 
 def test_padding_does_not_count() -> None:
-    """Of what is read, that is: who reads it, and is as long, has none at the same places."""
+    """Padding of the sequence that is read; a reading sequence of equal length has no padding."""
     tokens = torch.randint(20, (1, 11), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(11) < 8)[None].long()
-    both = (llama().double(), {}), (trainable(NAMED["bart"]), {"decoder_input_ids": tokens})
-    for model, beside in both:
-        alone = wqk.logits(model, {"input_ids": tokens[:, :8], **beside})
-        padded = wqk.logits(model, {"input_ids": tokens, "attention_mask": mask, **beside})
+    cases = (llama().double(), {}), (trainable(NAMED["bart"]), {"decoder_input_ids": tokens})
+    for model, further_inputs in cases:
+        alone = wqk.logits(model, {"input_ids": tokens[:, :8], **further_inputs})
+        padded = wqk.logits(model, {"input_ids": tokens, "attention_mask": mask, **further_inputs})
         assert_frame_equal(padded.frame, alone.frame)
 
 
 @pytest.mark.parametrize("of_another", [True, False])
 def test_every_query_counts_that_reads_another_sequence_as_long(of_another: bool) -> None:
-    """Which nothing says of PyTorch's own attention; of its own sequence, padding does not."""
+    """PyTorch's attention has no mask of queries; own padding is skipped."""
     module = torch.nn.MultiheadAttention(16, 4, batch_first=True).double()
     x, y = torch.randn(2, 2, 8, 16, generator=torch.Generator().manual_seed(0)).double() * 3
     y = y if of_another else x
-    given = {"query": x, "key": y, "value": y, "key_padding_mask": torch.arange(16).view(2, 8) > 12}
-    own = module(**given, average_attn_weights=False)[1].detach().amax(-1)
-    (found,) = wqk.logits(module, given).blocks.values()
-    counted = ~given["key_padding_mask"] | of_another
-    np.testing.assert_allclose(found.attention_top_share, own.swapaxes(1, 2)[counted].mean(0))
+    inputs = {
+        "query": x,
+        "key": y,
+        "value": y,
+        "key_padding_mask": torch.arange(16).view(2, 8) > 12,
+    }
+    top_shares = module(**inputs, average_attn_weights=False)[1].detach().amax(-1)
+    (block,) = wqk.logits(module, inputs).blocks.values()
+    counted = ~inputs["key_padding_mask"] | of_another
+    np.testing.assert_allclose(
+        block.attention_top_share, top_shares.swapaxes(1, 2)[counted].mean(0)
+    )
 
 
 ADDED = torch.tensor([[0.0, -0.5, 0, 0, 0, -1e4, -1e4, -1e4]])
@@ -224,10 +233,10 @@ def test_a_mask_of_any_form_is_observed(mask: torch.Tensor) -> None:
     meter = LogitMeter(model)
     meter.start()
     x = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(0))
-    _, own = model.train().encoder.layer[0].attention.self(5 * x, attention_mask=mask)
-    (found,) = meter.logits.blocks.values()
-    top = own[..., :5, :].detach().amax(-1).mean((0, 2))
-    np.testing.assert_allclose(found.attention_top_share, top, rtol=1e-5)
+    _, attention = model.train().encoder.layer[0].attention.self(5 * x, attention_mask=mask)
+    (block,) = meter.logits.blocks.values()
+    top = attention[..., :5, :].detach().amax(-1).mean((0, 2))
+    np.testing.assert_allclose(block.attention_top_share, top, rtol=1e-5)
 
 
 def test_what_a_call_shows_or_hides_is_seen_in_its_mask_and_cache() -> None:
@@ -235,34 +244,34 @@ def test_what_a_call_shows_or_hides_is_seen_in_its_mask_and_cache() -> None:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         step = {"input_ids": tokens[:, :1], "past_key_values": model(tokens).past_key_values}
-    own = model(**copy.deepcopy(step), output_attentions=True).attentions
-    found = as_arrays(wqk.logits(model, step))
-    top = torch.stack(own).amax(-1).mean((1, 3)).detach()
-    np.testing.assert_allclose(found[:, 3], top, rtol=1e-5)
-    every = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}  # later tokens, too
-    free = wqk.logits(model, {"input_ids": tokens, "is_causal": False}).frame
-    whole = wqk.logits(model, {"input_ids": tokens}).frame
+    attentions = model(**copy.deepcopy(step), output_attentions=True).attentions
+    measures = as_arrays(wqk.logits(model, step))
+    top = torch.stack(attentions).amax(-1).mean((1, 3)).detach()
+    np.testing.assert_allclose(measures[:, 3], top, rtol=1e-5)
+    unmasked = {"input_ids": tokens, "attention_mask": torch.zeros(2, 1, 8, 8)}  # later tokens, too
+    not_causal = wqk.logits(model, {"input_ids": tokens, "is_causal": False}).frame
+    causal = wqk.logits(model, {"input_ids": tokens}).frame
     model.set_attn_implementation("sdpa")
-    free = wqk.logits(model, {"input_ids": tokens, "is_causal": False}).frame
-    assert_frame_equal(free, wqk.logits(model, every).frame)
-    assert not free.equals(whole)
+    not_causal = wqk.logits(model, {"input_ids": tokens, "is_causal": False}).frame
+    assert_frame_equal(not_causal, wqk.logits(model, unmasked).frame)
+    assert not not_causal.equals(causal)
 
 
 def test_several_texts_in_a_row_do_not_see_each_other() -> None:
     model = llama().double().train()
     tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))
-    apart = as_arrays(wqk.logits(model, tokens))
+    separate = as_arrays(wqk.logits(model, tokens))
     packed = {"input_ids": tokens.reshape(1, 16), "position_ids": torch.arange(16)[None] % 8}
     packed |= {"use_cache": False}
-    expected = apart[:, :5]  # which of the tokens is first differs
+    expected = separate[:, :5]  # which of the tokens is first differs
     np.testing.assert_allclose(as_arrays(wqk.logits(model, packed))[:, :5], expected)
 
     def flash(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         """As kernels that read texts by their positions."""
         assert mask is None
         text = (options["position_ids"] == 0).cumsum(1)[0]
-        own = (text[:, None] == text).tril().log().to(query)
-        return eager_attention_forward(module, query, key, value, own, **options)
+        mask_of_texts = (text[:, None] == text).tril().log().to(query)
+        return eager_attention_forward(module, query, key, value, mask_of_texts, **options)
 
     AttentionInterface.register("flash", flash)
     AttentionMaskInterface.register("flash", lambda *_, **__: None)
@@ -273,14 +282,14 @@ def test_several_texts_in_a_row_do_not_see_each_other() -> None:
 def test_positions_that_begin_again_hide_nothing_where_no_mask_does() -> None:
     model, tokens = bert().double(), torch.arange(16)[None]
     model.set_attn_implementation("eager")
-    prove(model, given={"input_ids": tokens, "position_ids": tokens % 8})
+    prove(model, inputs={"input_ids": tokens, "position_ids": tokens % 8})
 
 
 def test_linear_biases_count_the_tokens_that_a_mask_shows() -> None:
     model, tokens = trainable(NAMED["bloom"]), torch.arange(8).repeat(2, 1)
     shown = torch.ones(2, 8).long()
     shown[1, 3:5] = 0
-    prove(model, given={"input_ids": tokens, "attention_mask": shown, "use_cache": False})
+    prove(model, inputs={"input_ids": tokens, "attention_mask": shown, "use_cache": False})
 
 
 def test_scores_of_positions_and_of_texts_before_are_measured() -> None:
@@ -302,10 +311,10 @@ def test_each_of_two_products_that_are_added_is_a_logit() -> None:
 def test_a_module_that_layers_share_is_measured_in_all_its_runs() -> None:
     model, tokens = bert().double().train(), torch.arange(16).reshape(2, 8)
     model.encoder.layer[1] = copy.deepcopy(model.encoder.layer[0])
-    apart = as_arrays(one_pass(model, LogitMeter(model), tokens))[:, :1]
+    separate = as_arrays(one_pass(model, LogitMeter(model), tokens))[:, :1]
     model.encoder.layer[1] = model.encoder.layer[0]
     shared = as_arrays(one_pass(model, LogitMeter(model), tokens))
-    np.testing.assert_allclose(shared[:, 0], [apart.max((0, 1))] * 2)
+    np.testing.assert_allclose(shared[:, 0], [separate.max((0, 1))] * 2)
     np.testing.assert_allclose(shared, as_arrays(wqk.logits(model, tokens)))
 
 
@@ -314,14 +323,14 @@ def test_repeated_passes_of_checkpointing_count_once(reentrant: bool) -> None:
     plain, repeated = llama().train(), llama().train()
     repeated.activation_checkpointing_enable({"use_reentrant": reentrant})
     repeated.enable_input_require_grads()
-    found = []
+    measures = []
     for model in (plain, repeated):
         meter = LogitMeter(model)
         meter.start()
         model(torch.arange(16).reshape(2, 8)).last_hidden_state.sum().backward()
-        found.append(as_arrays(meter.logits))
+        measures.append(as_arrays(meter.logits))
         assert not meter.is_measuring
-    np.testing.assert_allclose(found[1], found[0])
+    np.testing.assert_allclose(measures[1], measures[0])
 
 
 def test_passes_in_evaluation_mode_do_not_count() -> None:
@@ -345,8 +354,10 @@ def test_a_measured_pass_trains_as_any_other(make: Any) -> None:
                 meter.start()
             torch.manual_seed(step)
             train_step(model, optimizer, step)
-    for one, other in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(one, other)
+    for parameter, measured_parameter in zip(
+        *(model.parameters() for model in models), strict=True
+    ):
+        assert torch.equal(parameter, measured_parameter)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of PyTorch's compiler
@@ -403,10 +414,10 @@ def test_a_model_is_copied_averaged_and_saved_while_it_is_measured(tmp_path: Pat
     meter.start()
     averaged = torch.optim.swa_utils.AveragedModel(model)
     tokens = torch.arange(16).reshape(2, 8)
-    for other in (copy.deepcopy(model), averaged.module):
+    for duplicate in (copy.deepcopy(model), averaged.module):
         with torch.no_grad():
-            other.encoder.layer[0].attention.self.query.weight.mul_(100)
-        other.train()(tokens)
+            duplicate.encoder.layer[0].attention.self.query.weight.mul_(100)
+        duplicate.train()(tokens)
         assert not meter.has_measured  # by a copy's pass
     averaged.update_parameters(model)
     torch.save(model, tmp_path / "model.pt")
@@ -426,18 +437,20 @@ def test_models_in_bf16_are_measured_as_their_rounding_allows(make: Any) -> None
     half = make().to(torch.bfloat16).train()
     exact = make().double().train()
     exact.set_attn_implementation("eager")
-    for one, other in zip(half.parameters(), exact.parameters(), strict=True):
-        if one.ndim == 2:  # so that logits are far from zero, as in trained models
-            one.data.mul_(8)
-        other.data.copy_(one.data)
+    for rounded, parameter in zip(half.parameters(), exact.parameters(), strict=True):
+        if rounded.ndim == 2:  # so that logits are far from zero, as in trained models
+            rounded.data.mul_(8)
+        parameter.data.copy_(rounded.data)
     for module in (*half.modules(), *exact.modules()):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     tokens = torch.arange(16).reshape(2, 8)
-    found, own = (as_arrays(one_pass(model, LogitMeter(model), tokens)) for model in (half, exact))
-    scale = np.abs(own).max(axis=-1, keepdims=True)
-    assert (np.abs(found - own) < 0.01 * scale).all()
-    assert (found != own).any()
+    measures, expected = (
+        as_arrays(one_pass(model, LogitMeter(model), tokens)) for model in (half, exact)
+    )
+    scale = np.abs(expected).max(axis=-1, keepdims=True)
+    assert (np.abs(measures - expected) < 0.01 * scale).all()
+    assert (measures != expected).any()
 
 
 def test_no_sequences_are_refused() -> None:
@@ -530,7 +543,7 @@ def test_nothing_of_a_pass_that_failed_within_an_attention_is_measured(
     """Nor keys that later layers share."""
     model = trainable({**NAMED, **FURTHER}[name])
     tokens = torch.randint(3, 20, (2, 2, 8), generator=torch.Generator().manual_seed(0))
-    found = []
+    measures = []
     for fails in (False, True):
         meter = LogitMeter(model)
         meter.start()
@@ -540,19 +553,19 @@ def test_nothing_of_a_pass_that_failed_within_an_attention_is_measured(
                 model(tokens[0])
             hook.remove()
         model(tokens[1])
-        found.append(as_arrays(meter.logits)[-1])  # which had not run
-    np.testing.assert_array_equal(*found)
+        measures.append(as_arrays(meter.logits)[-1])  # which had not run
+    np.testing.assert_array_equal(*measures)
 
 
 def test_layers_of_two_stacks_are_logged_apart() -> None:
-    others = ("attention_entropy", "attention_top_share", "extreme_logit", "first_token_share")
-    rest = dict.fromkeys(others)
+    unset_names = ("attention_entropy", "attention_top_share", "extreme_logit", "first_token_share")
+    unset = dict.fromkeys(unset_names)
     rows = [
-        {"stack": stack, "layer": 0, "max_logit": n, "logit_std": n / 2} | rest
-        for stack, n in (("encoder", 1.0), ("decoder", 3.0))
+        {"stack": stack, "layer": 0, "max_logit": value, "logit_std": value / 2} | unset
+        for stack, value in (("encoder", 1.0), ("decoder", 3.0))
     ]
-    found = logit_summary(ScoreTable.from_rows(rows), layers=True)
-    assert found == {
+    summary = logit_summary(ScoreTable.from_rows(rows), layers=True)
+    assert summary == {
         "max_logit": 3.0,
         "encoder/logit_std_median": 0.5,
         "encoder/layer_00/max_logit": 1.0,

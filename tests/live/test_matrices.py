@@ -21,7 +21,9 @@ BATCH = {
 def returned(model: Any) -> list[np.ndarray]:
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        return [one.numpy() for one in model(**BATCH, output_attentions=True).attentions]
+        return [
+            attention.numpy() for attention in model(**BATCH, output_attentions=True).attentions
+        ]
 
 
 @pytest.mark.filterwarnings("ignore")  # of FlexAttention that is not compiled
@@ -50,12 +52,12 @@ def test_tiles_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama().double().eval()
     expected = returned(model)
     model.set_attn_implementation("sdpa")
-    whole = wqk.attention_matrices(model, BATCH, sequences=None)
+    untiled = wqk.attention_matrices(model, BATCH, sequences=None)
     monkeypatch.setattr("wqk.live.calls.CACHED_TILE", 64)
     for layer, matrix in enumerate(expected):
         tiled = wqk.attention_matrices(model, BATCH, sequences=None)[layer]
         np.testing.assert_allclose(tiled, matrix, atol=1e-6)
-        np.testing.assert_allclose(tiled, whole[layer], atol=1e-12)
+        np.testing.assert_allclose(tiled, untiled[layer], atol=1e-12)
 
 
 def test_a_block_that_runs_twice_has_two_matrices() -> None:

@@ -1,4 +1,4 @@
-"""What a monitor writes: a scan's own numbers, the forms' changes, and nothing that harms a run."""
+"""Files of a monitor: a scan's own numbers, the forms' changes, and nothing that harms a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MODELS = {"separate": bert, "fused": gpt2, "grouped": llama}
 CONTEXT = ["checkpoint", "step", "parameters"]
 
 
-def same(table: wqk.ScoreTable, other: wqk.ScoreTable) -> bool:
-    """Whether two tables hold the same numbers to the last digit, whatever made them."""
-    frames = (t.frame.drop(CONTEXT).fill_nan(None) for t in (table, other))
+def same(table: wqk.ScoreTable, other_table: wqk.ScoreTable) -> bool:
+    """Return whether two tables hold the same numbers to the last digit."""
+    frames = (compared.frame.drop(CONTEXT).fill_nan(None) for compared in (table, other_table))
     return next(frames).equals(next(frames), null_equal=True)
 
 
@@ -48,14 +48,19 @@ def test_rows_are_a_scan_s_of_the_model_and_of_its_checkpoint(tmp_path, make):
 
 
 def test_a_device_changes_only_the_rounding(tmp_path: Path) -> None:
-    one, other = (
+    plain, on_device = (
         train(llama(), tmp_path / f"{device}.jsonl", steps=2, device=device)
         for device in (None, "cpu")
     )
-    for here, there in ((one.table, other.table), (one.updates, other.updates)):
+    for table, table_of_device in (
+        (plain.table, on_device.table),
+        (plain.updates, on_device.updates),
+    ):
         for name in ("norm", "symmetry", "directionality"):
-            np.testing.assert_allclose(here.frame[name], there.frame[name], rtol=2e-5, atol=2e-6)
-    assert not one.updates.frame["norm"].equals(other.updates.frame["norm"])
+            np.testing.assert_allclose(
+                table.frame[name], table_of_device.frame[name], rtol=2e-5, atol=2e-6
+            )
+    assert not plain.updates.frame["norm"].equals(on_device.updates.frame["norm"])
     with pytest.raises(MissingPackage, match="PyTorch cannot use it here"):
         wqk.Monitor(llama(), device="nowhere")
 
@@ -65,9 +70,9 @@ def dense(model: torch.nn.Module) -> list[np.ndarray]:
     forms = []
     for layer in range(2):
         attention = wqk.open(model)[layer]
-        heads = [attention[h] for h in range(attention.head_count)]
-        each = np.stack([h.query.astype(float) @ h.key.astype(float).T for h in heads])
-        forms.append(np.concatenate([each.sum(0, keepdims=True), each]))
+        heads = [attention[number] for number in range(attention.head_count)]
+        matrices = np.stack([head.query.astype(float) @ head.key.astype(float).T for head in heads])
+        forms.append(np.concatenate([matrices.sum(0, keepdims=True), matrices]))
     return forms
 
 
@@ -136,7 +141,7 @@ def test_half_precision_is_followed_in_its_own_type(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_continues_the_files(tmp_path: Path) -> None:
-    whole = train(bert(), tmp_path / "whole" / "scores.jsonl", steps=5)
+    uninterrupted = train(bert(), tmp_path / "whole" / "scores.jsonl", steps=5)
     model, path = bert(), tmp_path / "run" / "scores.jsonl"
     train(model, path, steps=3)
     saved = {name: value.clone() for name, value in model.state_dict().items()}
@@ -145,7 +150,10 @@ def test_a_resumed_run_continues_the_files(tmp_path: Path) -> None:
         file.write('{"checkpoint": "run", "ste')
     model.load_state_dict(saved)
     resumed = train(model, path, steps=5, first=3)
-    for table, expected in ((resumed.table, whole.table), (resumed.updates, whole.updates)):
+    for table, expected in (
+        (resumed.table, uninterrupted.table),
+        (resumed.updates, uninterrupted.updates),
+    ):
         assert table.frame.drop("checkpoint").equals(
             expected.frame.drop("checkpoint"), null_equal=True
         )

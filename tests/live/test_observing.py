@@ -101,13 +101,13 @@ def only(logits: Any) -> BlockLogits:
 
 def compare(kernel: Callable[..., Any], change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """A kernel shows the attention of plain operations."""
-    found, expected = (
-        only(wqk.logits(Attention(own).double(), inputs().double()))
-        for own in (kernel, eager(change))
+    measures, expected = (
+        only(wqk.logits(Attention(attention).double(), inputs().double()))
+        for attention in (kernel, eager(change))
     )
     for name in BlockLogits._fields:
         np.testing.assert_allclose(
-            getattr(found, name), getattr(expected, name), rtol=1e-9, err_msg=name
+            getattr(measures, name), getattr(expected, name), rtol=1e-9, err_msg=name
         )
 
 
@@ -216,11 +216,11 @@ def test_grouped_heads_of_a_flash_kernel_and_fewer_queries_than_keys(flash: Any)
         def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             return flash._flash_attn_forward(q, k, k, 0.0, SCALE, True, -1, -1, 0.0, None, False)[0]
 
-    found = only(wqk.logits(Step(), (q, k)))
+    measures = only(wqk.logits(Step(), (q, k)))
     scores = q.transpose(1, 2) @ k.repeat_interleave(2, 2).transpose(1, 2).mT * SCALE
     shown = distances(5, 9) + 4 >= 0
-    own = scores.masked_fill(~shown, -math.inf).amax((0, 2, 3))
-    np.testing.assert_allclose(found.max_logit, own)
+    expected = scores.masked_fill(~shown, -math.inf).amax((0, 2, 3))
+    np.testing.assert_allclose(measures.max_logit, expected)
 
 
 class BiasedByAModule(Attention):
@@ -372,14 +372,20 @@ def test_outputs_and_gradients_are_the_same_to_the_last_bit(
             output = model(tokens).last_hidden_state
         output.float().square().sum().backward()
         gradients = (parameter.grad for parameter in model.parameters())
-        return [output.detach(), *(one.clone() for one in gradients if one is not None)]
+        return [
+            output.detach(),
+            *(gradient.clone() for gradient in gradients if gradient is not None),
+        ]
 
     plain = run()
     calls: list[ObservedCall] = []
     with Observer(model, calls.append):
         observed = run()
     assert len(calls) == 2
-    assert all(torch.equal(one, other) for one, other in zip(plain, observed, strict=True))
+    assert all(
+        torch.equal(tensor, observed_tensor)
+        for tensor, observed_tensor in zip(plain, observed, strict=True)
+    )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

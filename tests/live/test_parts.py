@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     name: str
     config: dict[str, Any]
     attention: str  # its module
-    output: str  # the module in it or beside it that takes what the heads put out
+    output: str  # the module in it or next to it that takes the outputs of the heads
     projections: Callable[[Any], list[Any]]  # the weights of queries, keys and values, (D, …)
     scale: float
     stack: str = "decoder"
@@ -121,8 +121,8 @@ def ids(seed: int = 0) -> torch.Tensor:
 def output(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     more = {"labels": tokens} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=tokens, use_cache=False, **more).logits
-    return found
+        logits: torch.Tensor = model(input_ids=tokens, use_cache=False, **more).logits
+    return logits
 
 
 # The text that second moments of inputs are measured on.
@@ -142,11 +142,11 @@ def test_at_one_and_one_the_model_is_itself_bit_for_bit(kind: Kind, mirror: Any)
     model = made(kind, torch.float32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = sum(len(module._forward_pre_hooks) for module in model.modules())
-    whole = output(model, ids())
-    same = with_part(model, ids(), mixed("", 1, 1, mirror), ScorePlace(kind.stack))
-    other = with_part(model, ids(), mixed("", 1, 0, mirror), ScorePlace(kind.stack))
-    assert torch.equal(whole, same)
-    assert not torch.allclose(whole, other, atol=1e-4)
+    plain = output(model, ids())
+    with_both_parts = with_part(model, ids(), mixed("", 1, 1, mirror), ScorePlace(kind.stack))
+    with_one_part = with_part(model, ids(), mixed("", 1, 0, mirror), ScorePlace(kind.stack))
+    assert torch.equal(plain, with_both_parts)
+    assert not torch.allclose(plain, with_one_part, atol=1e-4)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert hooks == sum(len(module._forward_pre_hooks) for module in model.modules())
     assert model.config._attn_implementation == "eager"
@@ -168,7 +168,7 @@ def directly(
     mix: Callable[[np.ndarray], np.ndarray],
     reflection: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What the heads of layer 0 put out, (B, N, H R), computed from its weights."""
+    """Outputs of the heads of layer 0, (B, N, H R), computed from its weights."""
     attention = model.get_submodule(kind.attention)
     weights = [w.detach().numpy() for w in kind.projections(attention)]
 
@@ -260,39 +260,44 @@ def test_a_later_token_changes_nothing_before_it(kind: Kind, mirror: Any) -> Non
     tokens, changed = ids(), ids()
     changed[:, 4:] = ids(1)[:, 4:]
     for part in (mixed("", 1, 0, mirror), mixed("", 0, 1, mirror)):
-        one, other = (with_part(model, t, part, place) for t in (tokens, changed))
-        torch.testing.assert_close(one[:, :4], other[:, :4], rtol=0, atol=1e-12)
-        assert not torch.allclose(one[:, 4:], other[:, 4:])
+        logits, logits_of_changed = (
+            with_part(model, ids_of_text, part, place) for ids_of_text in (tokens, changed)
+        )
+        torch.testing.assert_close(logits[:, :4], logits_of_changed[:, :4], rtol=0, atol=1e-12)
+        assert not torch.allclose(logits[:, 4:], logits_of_changed[:, 4:])
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=lambda kind: kind.name)
 def test_heads_that_were_made_symmetric_keep_all(kind: Kind) -> None:
     model, place = made(kind), ScorePlace(kind.stack)
     wqk.initialize_(model, "symmetric", seed=1)
-    whole, none = output(model, ids()), with_part(model, ids(), NONE, place)
-    torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), whole)
-    torch.testing.assert_close(with_part(model, ids(), SKEW, place), none)
-    assert not torch.allclose(whole, none, atol=1e-3)
+    plain, without_scores = output(model, ids()), with_part(model, ids(), NONE, place)
+    torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), plain)
+    torch.testing.assert_close(with_part(model, ids(), SKEW, place), without_scores)
+    assert not torch.allclose(plain, without_scores, atol=1e-3)
     wqk.initialize_(model, "skew", seed=1)
-    torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), none)
+    torch.testing.assert_close(with_part(model, ids(), SYMMETRIC, place), without_scores)
 
 
 @pytest.mark.parametrize("kind", [KINDS[2], GEMMA], ids=lambda kind: kind.name)
 def test_no_scores_are_those_of_queries_that_are_zero(kind: Kind) -> None:
     """Also under a soft cap, which comes before what is added to the mask."""
     model = made(kind)
-    none, whole = with_part(model, ids(), NONE, ScorePlace("decoder")), output(model, ids())
+    without_scores, plain = (
+        with_part(model, ids(), NONE, ScorePlace("decoder")),
+        output(model, ids()),
+    )
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.data.zero_()
-    torch.testing.assert_close(none, output(model, ids()))
-    assert not torch.allclose(none, whole, atol=1e-3)
+    torch.testing.assert_close(without_scores, output(model, ids()))
+    assert not torch.allclose(without_scores, plain, atol=1e-3)
 
 
 def test_one_layer_and_one_head_are_changed_alone() -> None:
     model = made(KINDS[0])
-    whole = output(model, ids())
+    plain = output(model, ids())
     by_head = [with_part(model, ids(), NONE, ScorePlace("encoder", 0, head)) for head in range(4)]
-    assert not any(torch.allclose(one, whole, atol=1e-6) for one in by_head)
+    assert not any(torch.allclose(without_head, plain, atol=1e-6) for without_head in by_head)
     assert not torch.allclose(by_head[0], by_head[1], atol=1e-6)
     # In a model of one head, a head is the layer.
     model = made(KINDS[0]._replace(config={**KINDS[0].config, "num_attention_heads": 1}))
@@ -378,12 +383,12 @@ def plain_involution(moments: np.ndarray, least_moment: float = 0) -> InputRoots
 
 
 def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
-    found = wqk.parts(trained, tokens=rising(32, 999))
-    assert found.control_size["layer"].to_list() == [0, 1]
-    assert found.control_size["size"].is_between(0.7, 1.4).all()
-    assert found.shares.filter(part="random")["share"].null_count() == 0
-    assert [row["layer"] for row in found.to_dict()["control_size"]] == [0, 1]
-    assert "of the random mirror M by layer (decoder): 1.0" in repr(found)
+    measured = wqk.parts(trained, tokens=rising(32, 999))
+    assert measured.control_size["layer"].to_list() == [0, 1]
+    assert measured.control_size["size"].is_between(0.7, 1.4).all()
+    assert measured.shares.filter(part="random")["share"].null_count() == 0
+    assert [row["layer"] for row in measured.to_dict()["control_size"]] == [0, 1]
+    assert "of the random mirror M by layer (decoder): 1.0" in repr(measured)
 
 
 class PlantedSizes:
@@ -428,16 +433,18 @@ def test_a_control_that_turns_weights_away_from_inputs_is_refused(
 ) -> None:
     """A plain orthogonal involution, which nearly removes the scores of a trained model."""
     monkeypatch.setattr("wqk.live.mixing.input_roots", plain_involution)
-    found = wqk.parts(trained, tokens=rising(32, 999), each_layer=True, curves=True)
-    assert (found.control_size["size"] < 0.5).all()
-    random = found.shares.filter(pl.col("part").str.starts_with("random"))
+    measured = wqk.parts(trained, tokens=rising(32, 999), each_layer=True, curves=True)
+    assert (measured.control_size["size"] < 0.5).all()
+    random = measured.shares.filter(pl.col("part").str.starts_with("random"))
     assert random["share"].null_count() == random["loss"].null_count() == len(random)
-    symmetric = found.shares.filter(pl.col("layer").is_null(), part="symmetric")["share"]
+    symmetric = measured.shares.filter(pl.col("layer").is_null(), part="symmetric")["share"]
     assert symmetric.null_count() == 0
-    assert found.slopes.filter(direction="random")["curvature"].to_list() == [None]
-    assert "random" not in found.curves["direction"].to_list()
-    assert "their control is refused" in found.sentence
-    assert "control refused in decoder layers 0, 1: its size lies outside 0.5 to 2" in repr(found)
+    assert measured.slopes.filter(direction="random")["curvature"].to_list() == [None]
+    assert "random" not in measured.curves["direction"].to_list()
+    assert "their control is refused" in measured.sentence
+    assert "control refused in decoder layers 0, 1: its size lies outside 0.5 to 2" in repr(
+        measured
+    )
 
 
 def test_derivatives_are_those_of_autograd() -> None:
@@ -447,8 +454,8 @@ def test_derivatives_are_those_of_autograd() -> None:
         torch.randint(5, 40, (4, 8), generator=torch.Generator().manual_seed(2)),
     )
     model.config.mask_token_id = 3
-    found = wqk.parts(model, tokens=tokens, blocks=4, draws=1)
-    slopes = {row["direction"]: row for row in found.slopes.rows(named=True)}
+    measured = wqk.parts(model, tokens=tokens, blocks=4, draws=1)
+    slopes = {row["direction"]: row for row in measured.slopes.rows(named=True)}
     total = slopes["symmetric"]["derivative"] + slopes["skew"]["derivative"]
     assert total == pytest.approx(slopes["all"]["derivative"], rel=0.02)
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
@@ -462,18 +469,19 @@ def test_derivatives_are_those_of_autograd() -> None:
 
 
 def test_what_is_seen_is_not_predicted() -> None:
-    """Of models that would predict the next token, and attend to it, the states are compared."""
+    """States are compared where a model would predict the next token and attends to it."""
     decoder = Kind("BertLMHeadModel", KINDS[0].config, "", "", transposed(), 1.0)
     lifted = KINDS[2]._replace(config=KINDS[2].config | {"is_causal": False})
     for kind in (decoder, lifted):
         model, later = made(kind), ids()
         later[:, -1] = 6
         assert not torch.allclose(output(model, ids())[:, :-1], output(model, later)[:, :-1])
-        found, states = (
-            wqk.parts(one, tokens=TOKENS, block=8, blocks=4) for one in (model, model.base_model)
+        measured, states = (
+            wqk.parts(measured_model, tokens=TOKENS, block=8, blocks=4)
+            for measured_model in (model, model.base_model)
         )
-        assert found.predicts == "states"
-        assert found.shares.equals(states.shares)
+        assert measured.predicts == "states"
+        assert measured.shares.equals(states.shares)
     causal = made(decoder._replace(config=KINDS[0].config | {"is_decoder": True}))
     assert wqk.parts(causal, tokens=TOKENS, block=8, blocks=4).predicts == "causal"
 
@@ -485,8 +493,8 @@ def test_intervals_cover_the_share(blocks: int) -> None:
     for _ in range(300):
         explained = random.gamma(16, 0.0625, blocks)
         kept = 0.6 * explained + random.normal(0, 0.1, blocks)
-        whole = random.normal(2, 0.5, blocks)
-        _, low, high = share_kept(whole + explained - kept, whole + explained, whole)
+        loss = random.normal(2, 0.5, blocks)
+        _, low, high = share_kept(loss + explained - kept, loss + explained, loss)
         hits += (low or 1) <= 0.6 <= (high or 0)
     assert 0.9 < hits / 300 < 0.99
     assert share_kept(*random.normal(0, 1, (3, 64))) == (None, None, None)
@@ -561,7 +569,7 @@ def test_what_a_model_predicts_and_that_its_whole_loss_is_its_own(name: str, pre
     plain = KINDS[0]._replace(name=name)
     model = made(plain, torch.float32) if name else adapted(r=2, init_lora_weights=False)
     model.config.mask_token_id = 3
-    found = wqk.parts(model, tokens=tokens, draws=1, seed=2)
+    measured = wqk.parts(model, tokens=tokens, draws=1, seed=2)
     expected, ids = 0.0, torch.from_numpy(tokens)
     with torch.no_grad():
         if predicts == "masked":
@@ -570,8 +578,8 @@ def test_what_a_model_predicts_and_that_its_whole_loss_is_its_own(name: str, pre
             expected = float(torch.nn.functional.cross_entropy(logits[hidden], ids[hidden]))
         elif predicts == "causal":
             expected = float(model(ids, labels=ids).loss)
-    assert found.predicts == predicts
-    assert found.shares["loss"][0] == pytest.approx(expected, rel=1e-5)
+    assert measured.predicts == predicts
+    assert measured.shares["loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -590,7 +598,7 @@ def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_its_other_tensors_is_refused(tmp_path: Path) -> None:
-    """What a file lacks, transformers draws at random; a head and a pooler may be lacking."""
+    """Tensors that a file lacks are drawn by transformers; a head and a pooler may be lacking."""
     model = made(KINDS[0], torch.float32)
     tensors = {name: value.clone() for name, value in model.state_dict().items()}
     model.save_pretrained(tmp_path)

@@ -17,7 +17,7 @@ from wqk.live.scoring import Tracker
 
 
 class Wrapper(torch.nn.Module):
-    """What `DataParallel` and its kin are: a module with the model as its only child."""
+    """A module with the model as its only child, as `DataParallel` is."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -162,8 +162,8 @@ def test_a_snapshot_holds_the_queries_and_keys_alone_and_keeps_them() -> None:
 
 
 def test_powers_of_two_and_multiples() -> None:
-    both = Cadence(1000, "log")
-    assert [step for step in range(2001) if both.is_due(step)] == [
+    cadence = Cadence(1000, "log")
+    assert [step for step in range(2001) if cadence.is_due(step)] == [
         0,
         1,
         2,
