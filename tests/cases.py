@@ -1,4 +1,4 @@
-"""Tables of cases that are data and no code: in a TOML file beside the tests that read them."""
+"""Tables of cases that are data and no code: in a TOML file next to the tests that read them."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 
 
 def cases(tests: str, name: str) -> Any:
-    """A table of the file that lies beside a file of tests, and is called like it."""
+    """A table of the file that lies next to a file of tests and has the name of that file."""
     return tomllib.loads(Path(tests).with_suffix(".toml").read_text("utf-8"))[name]

@@ -21,16 +21,16 @@ def run(
     catch_exceptions: bool = True,
     **environment: str,
 ) -> Result:
-    """What the command prints, on a terminal as wide as said; it has to end with this status."""
+    """Run the command on a terminal of this width; the command has to end with this status."""
     runner = CliRunner(env={"COLUMNS": str(width), **environment})
     done = runner.invoke(command, [*map(str, arguments)], catch_exceptions=catch_exceptions)
     assert exits in (None, done.exit_code), done.output
     return done
 
 
-def refuse(*arguments: object, **how: int) -> str:
-    """The line in which the command says what is wrong, which is all that it says."""
-    done = run(*arguments, exits=2, **how)
+def refuse(*arguments: object, **options: int) -> str:
+    """Return the line with which the command refuses; the command prints nothing else."""
+    done = run(*arguments, exits=2, **options)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("wqk: ")
@@ -40,5 +40,5 @@ def refuse(*arguments: object, **how: int) -> str:
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command line; ``wqk`` stands for this interpreter's, ENCODER for the demo model."""
     line = line.replace("wqk ", '"$PYTHON" -m wqk ').replace("ENCODER", '"$ENCODER"')
-    known = {**os.environ, "PYTHON": sys.executable, "ENCODER": ENCODER, **environment}
-    return subprocess.run(["bash", "-c", line], env=known, capture_output=True, text=True)
+    variables = {**os.environ, "PYTHON": sys.executable, "ENCODER": ENCODER, **environment}
+    return subprocess.run(["bash", "-c", line], env=variables, capture_output=True, text=True)

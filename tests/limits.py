@@ -1,4 +1,4 @@
-"""What tests of bad input and of failures share: how often, how long, and what fails."""
+"""Helpers for tests of bad input and of failures: repetitions, time limits, calls that fail."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def counts(short: int, long: int, name: str = "count") -> pytest.MarkDecorator:
     return pytest.mark.parametrize(name, [short, pytest.param(long, marks=pytest.mark.campaign)])
 
 
-def some(few: Iterable[str], cases: Iterable[str]) -> list[Any]:
+def some(usual: Iterable[str], cases: Iterable[str]) -> list[Any]:
     """Cases of a test: a few of them always, all others in the campaign."""
-    chosen = dict.fromkeys(few)
-    rest = (case for case in cases if case not in chosen)
-    return [*chosen, *(pytest.param(case, marks=pytest.mark.campaign) for case in rest)]
+    chosen = dict.fromkeys(usual)
+    remaining = (case for case in cases if case not in chosen)
+    return [*chosen, *(pytest.param(case, marks=pytest.mark.campaign) for case in remaining)]
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def in_memory(most: float) -> Iterator[None]:
 
 
 def failing(error: BaseException) -> Callable[..., Any]:
-    """What raises this error, however it is called."""
+    """A function that raises this error for any arguments."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -67,7 +67,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
 
 
 def refused(call: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a call ends in an error of wqk; any other error is the test's."""
+    """Return whether a call ends in an error of wqk; any other error is raised."""
     try:
         call(*arguments)
     except WqkError:

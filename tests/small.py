@@ -73,18 +73,18 @@ def save_model(folder: Path, model: StateDict) -> Path:
 
 
 def adapter(folder: Path, base: object, tensors: dict[str, np.ndarray], **about: Any) -> Path:
-    """A folder with an adapter of a base, of what PEFT calls these tensors."""
+    """A folder with an adapter of a base, of these tensors under PEFT's names."""
     folder.mkdir(exist_ok=True)
-    said = {"peft_type": "LORA", "target_modules": "all-linear", **about}
-    said.setdefault("base_model_name_or_path", str(base))
-    (folder / "adapter_config.json").write_text(json.dumps(said))
+    config = {"peft_type": "LORA", "target_modules": "all-linear", **about}
+    config.setdefault("base_model_name_or_path", str(base))
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     named = {f"base_model.model.{name}": value for name, value in tensors.items()}
     pytest.importorskip("safetensors.numpy").save_file(named, folder / "adapter_model.safetensors")
     return folder
 
 
 def edit(folder: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Path:
-    """Change a folder's tensors: each is made anew, in float32, from its name and itself."""
+    """Replace a folder's tensors by a function of name and tensor, in float32."""
     numpy = pytest.importorskip("safetensors.numpy")
     tensors = numpy.load_file(folder / "model.safetensors").items()
     changed = {name: change(name, t.astype(np.float32)).astype(np.float32) for name, t in tensors}

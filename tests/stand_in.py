@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Module:
-    """What `wqk.open_checkpoint` looks at of an `nn.Module` of `transformers`."""
+    """Parts of an `nn.Module` of `transformers` that `wqk.open_checkpoint` reads."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
         self._tensors, self._config = tensors, config

@@ -1,4 +1,4 @@
-"""What a server does to a client that trusts it: one fault by its name, or any number by a die."""
+"""Faults of a server towards a client that trusts it: one by name, or any number by a die."""
 
 from __future__ import annotations
 

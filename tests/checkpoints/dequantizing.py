@@ -28,9 +28,9 @@ def wide(tensor: torch.Tensor) -> np.ndarray:
     return tensor.to(torch.float64).numpy()
 
 
-def codes_of(words: torch.Tensor, bits: int) -> np.ndarray:
+def codes_of(stored: torch.Tensor, bits: int) -> np.ndarray:
     """Codes in the words of each row, the lowest bits first."""
-    raw = np.ascontiguousarray(words.numpy()).view(np.uint8)
+    raw = np.ascontiguousarray(stored.numpy()).view(np.uint8)
     single = np.unpackbits(raw, axis=1, bitorder="little").astype(np.int64)
     count = single.shape[1] // bits
     fields = single[:, : count * bits].reshape(len(raw), count, bits)
@@ -52,16 +52,16 @@ def gptq(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     outputs = tensors["scales"].shape[1]
     bits = 32 * tensors["qzeros"].shape[1] // outputs
     codes = codes_of(tensors["qweight"].T.contiguous(), bits)
-    words = tensors["qzeros"].numpy().view(np.uint32)
+    stored_zeros = tensors["qzeros"].numpy().view(np.uint32)
     is_second = "gptq_v2" in (
         str(keys.get(name)).lower() for name in ("checkpoint_format", "format", "version")
     )
     if is_second or bits == 3:
-        zeros = codes_of(torch.tensor(words.view(np.int32)), bits)
+        zeros = codes_of(torch.tensor(stored_zeros.view(np.int32)), bits)
         zeros = zeros if is_second else (zeros + 1) % 8
     else:
-        one = np.uint32(sum(1 << at for at in range(0, 32, bits)))
-        zeros = codes_of(torch.tensor((words + one).view(np.int32)), bits)
+        ones_in_all_fields = np.uint32(sum(1 << shift for shift in range(0, 32, bits)))
+        zeros = codes_of(torch.tensor((stored_zeros + ones_in_all_fields).view(np.int32)), bits)
     size = keys.get("group_size") or codes.shape[1] // len(zeros)
     size = codes.shape[1] if size == -1 else size
     group_of = np.arange(codes.shape[1]) // size
@@ -73,8 +73,12 @@ def gptq(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
 def awq(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     order = np.argsort([0, 2, 4, 6, 1, 3, 5, 7])
 
-    def unpack(words: torch.Tensor) -> np.ndarray:
-        return codes_of(words, 4).reshape(len(words), -1, 8)[..., order].reshape(len(words), -1)
+    def unpack(packed_codes: torch.Tensor) -> np.ndarray:
+        return (
+            codes_of(packed_codes, 4)
+            .reshape(len(packed_codes), -1, 8)[..., order]
+            .reshape(len(packed_codes), -1)
+        )
 
     size = len(tensors["qweight"]) // len(tensors["scales"])
     group_of = np.arange(len(tensors["qweight"])) // size
@@ -100,8 +104,8 @@ def packed(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
     codes = codes_of(tensors["weight_packed"], bits) - 2 ** (bits - 1)
     scales = wide(tensors["weight_scale"]).reshape(len(tensors["weight_scale"]), -1)
     if "weight_zero_point" in tensors:
-        words = tensors["weight_zero_point"].T.contiguous()
-        zeros = codes_of(words, bits)[:, : len(codes)].T - 2 ** (bits - 1)
+        packed_zeros = tensors["weight_zero_point"].T.contiguous()
+        zeros = codes_of(packed_zeros, bits)[:, : len(codes)].T - 2 ** (bits - 1)
         codes = codes - by_columns(tensors, zeros, codes.shape[1])
     return codes * by_columns(tensors, scales, codes.shape[1])
 
@@ -136,8 +140,8 @@ def float8(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
 def pairs(stored: torch.Tensor) -> np.ndarray:
     """4-bit floats, the low half of a byte first."""
     codes = stored.numpy()
-    both = np.stack([codes & 15, codes >> 4], axis=-1)
-    return FLOAT4[both].reshape(*codes.shape[:-1], -1)
+    halves = np.stack([codes & 15, codes >> 4], axis=-1)
+    return FLOAT4[halves].reshape(*codes.shape[:-1], -1)
 
 
 def nvfp4(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
@@ -188,8 +192,8 @@ def four_bits(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
         inner = wide(tensors["weight.nested_quant_map"])[tensors["weight.absmax"].numpy()]
         outer = np.repeat(wide(tensors["weight.nested_absmax"]), about["nested_blocksize"])
         scales = inner * outer[: len(inner)] + about["nested_offset"]
-    each = np.repeat(scales, about["blocksize"])[: len(codes)]
-    return (wide(tensors["weight.quant_map"])[codes] * each).reshape(about["shape"])
+    scale_of_codes = np.repeat(scales, about["blocksize"])[: len(codes)]
+    return (wide(tensors["weight.quant_map"])[codes] * scale_of_codes).reshape(about["shape"])
 
 
 def int8(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
@@ -213,10 +217,10 @@ def hqq(tensors: Tensors, keys: dict[str, Any]) -> np.ndarray:
         packing, (1, 8)
     )
     outputs, inputs = tensors["shape"].tolist()
-    words = tensors["W_q"].numpy().astype(np.int64)
+    packed_codes = tensors["W_q"].numpy().astype(np.int64)
     shifts = bits * np.arange(count - 1, -1, -1)
-    codes = np.concatenate([(words >> shift) & (2**bits - 1) for shift in shifts])
-    codes = codes[: outputs * inputs // words.shape[1]]
+    codes = np.concatenate([(packed_codes >> shift) & (2**bits - 1) for shift in shifts])
+    codes = codes[: outputs * inputs // packed_codes.shape[1]]
     values = (codes - wide(tensors["zero"])) * wide(tensors["scale"])
     return values.reshape(outputs, inputs)
 
@@ -270,12 +274,16 @@ CONFIGS = json.loads(STORED[8 : 8 + int.from_bytes(STORED[:8], "little")])["__me
 
 def written(name: str, weight: Callable[[Tensors, dict[str, Any]], np.ndarray]) -> Case:
     """A case that a library wrote."""
-    every = safetensors.load(STORED)
-    own = {k.removeprefix(f"{name}/"): v for k, v in every.items() if k.startswith(f"{name}/")}
-    del own["values"]
+    stored = safetensors.load(STORED)
+    tensors = {
+        name_in_file.removeprefix(f"{name}/"): tensor
+        for name_in_file, tensor in stored.items()
+        if name_in_file.startswith(f"{name}/")
+    }
+    del tensors["values"]
     config = json.loads(CONFIGS[name])
     path = "quantization" if "quantization" in config else "quantization_config"
-    return Case(own, config, weight, path)
+    return Case(tensors, config, weight, path)
 
 
 def made() -> dict[str, Case]:
@@ -284,11 +292,11 @@ def made() -> dict[str, Case]:
     codes = torch.randint(0, 256, (32, 32), dtype=torch.uint8, generator=dice)
     scales = (torch.rand((32, 4), generator=dice) + 0.5).to(torch.float8_e4m3fn)
     exponents = torch.randint(120, 130, (32, 2), dtype=torch.uint8, generator=dice)
-    whole = torch.randint(-127, 128, (32, 64), generator=dice).to(torch.int8)
+    integers_of_weight = torch.randint(-127, 128, (32, 64), generator=dice).to(torch.int8)
     rows = torch.rand((32, 1), generator=dice) + 0.5
     floats = torch.randn((32, 64), generator=dice).to(torch.float8_e4m3fn)
     factors = torch.rand(64, generator=dice) + 0.5
-    words = codes.view(torch.uint32)
+    packed_codes = codes.view(torch.uint32)
     # Without the two codes that are NaN.
     eight = (codes.repeat(1, 2) & 0xF7).contiguous().view(torch.uint32)
     algorithms = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
@@ -301,7 +309,7 @@ def made() -> dict[str, Case]:
         return Case(stored, {"quantization": keys}, mlx, "quantization")
 
     tensors = {"weight": codes, "weight_scale": scales, "weight_scale_2": torch.tensor(0.02)}
-    ordered = {"weight": whole, "weight_scale": rows * torch.ones(32, 4)}
+    ordered = {"weight": integers_of_weight, "weight_scale": rows * torch.ones(32, 4)}
     ordered["weight_g_idx"] = (torch.randperm(64, generator=dice) // 16).int()
     weights = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 16}
     sorted_keys = {
@@ -321,7 +329,7 @@ def made() -> dict[str, Case]:
             modelopt,
         ),
         "modelopt-int8": Case(
-            {"weight": whole, "weight_scale": rows[:, 0]},
+            {"weight": integers_of_weight, "weight_scale": rows[:, 0]},
             {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W8A16"}},
             modelopt,
         ),
@@ -349,7 +357,7 @@ def made() -> dict[str, Case]:
         ),
         "comfy-int8": Case(
             {
-                "weight": whole,
+                "weight": integers_of_weight,
                 "weight_scale": rows,
                 "comfy_quant": about(format="int8_tensorwise"),
                 "pre_quant_scale": factors,
@@ -359,16 +367,16 @@ def made() -> dict[str, Case]:
         ),
         "comfy-rotated": Case(
             {
-                "weight": whole,
+                "weight": integers_of_weight,
                 "weight_scale": rows,
                 "comfy_quant": about(format="int8_tensorwise", convrot=True, convrot_groupsize=16),
             },
             {},
             comfy,
         ),
-        "mlx-mxfp4": float_mode("mxfp4", 4, 32, {"weight": words, "scales": exponents}),
+        "mlx-mxfp4": float_mode("mxfp4", 4, 32, {"weight": packed_codes, "scales": exponents}),
         "mlx-nvfp4": float_mode(
-            "nvfp4", 4, 16, {"weight": words, "scales": scales.view(torch.uint8)}
+            "nvfp4", 4, 16, {"weight": packed_codes, "scales": scales.view(torch.uint8)}
         ),
         "mlx-mxfp8": float_mode("mxfp8", 8, 32, {"weight": eight, "scales": exponents}),
     }

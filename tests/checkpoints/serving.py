@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
         body: bytes = b"",
         sent: int | None = None,
     ) -> None:
-        """Send a whole answer, or only so many bytes of its body before hanging up."""
+        """Send a whole answer, or only `sent` bytes of its body before hanging up."""
         part = b"" if self.command == "HEAD" else body[:sent]
         asked = self.headers.get("Range")
         self.site.log.append(Request(self.command, self.path, asked, status, len(part)))
@@ -193,14 +193,14 @@ def part(
         path, start, stop = handler.asked_range()
         site = handler.site
         size = site.size(path)
-        whole = site.read(path, 0, size) if code == 200 else site.read(path, start, stop)
-        claim = f"bytes {start + shift}-{start + shift + len(whole) - 1}"
+        body = site.read(path, 0, size) if code == 200 else site.read(path, start, stop)
+        claim = f"bytes {start + shift}-{start + shift + len(body) - 1}"
         described = {"ETag": site.tag(path) or "", "Content-Range": f"{claim}/{total or size}"}
         described |= {name.replace("_", "-"): value for name, value in headers.items()}
         if code == 200:
             described.pop("Content-Range")
         described = {name: value for name, value in described.items() if value}
-        handler.answer(code, described, whole, sent)
+        handler.answer(code, described, body, sent)
         return True
 
     return fault
@@ -239,9 +239,9 @@ class Hub(Site):
         parts = urlsplit(handler.path)
         path = unquote(parts.path)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
-            found = self._revision(handler, match[1], match[2] or "main")
-            if found is not None:
-                body = self._info(match[1], *found, "blobs" in parse_qs(parts.query))
+            commit_and_files = self._revision(handler, match[1], match[2] or "main")
+            if commit_and_files is not None:
+                body = self._info(match[1], *commit_and_files, "blobs" in parse_qs(parts.query))
                 handler.answer(200, {"Content-Type": "application/json"}, body)
         elif match := re.fullmatch(
             r"/([^/]+/[^/]+)/resolve/([0-9a-f]{40}|refs/[^/]+/[^/]+|[^/]+)/(.+)", path
@@ -284,13 +284,13 @@ class Hub(Site):
         return json.dumps(info).encode()
 
     def _resolve(self, handler: Handler, repository: str, revision: str, path: str) -> None:
-        found = self._revision(handler, repository, revision)
-        if found is None:
+        commit_and_files = self._revision(handler, repository, revision)
+        if commit_and_files is None:
             return
         if not self._allowed(handler, self.gated, repository):
             handler.answer(403, {"X-Error-Code": "GatedRepo"})
             return
-        commit, files = found
+        commit, files = commit_and_files
         if path not in files:
             handler.answer(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
             return
@@ -308,7 +308,7 @@ class Hub(Site):
 
 
 class Cdn(Site):
-    """Serves whoever has a signature; each is good for so many requests."""
+    """Serves every client with a signature; a signature is valid for a number of requests."""
 
     def __init__(self) -> None:
         super().__init__()

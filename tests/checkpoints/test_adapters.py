@@ -93,9 +93,9 @@ def test_a_head_saved_whole_is_the_adapters_own_and_a_table_replaces_the_base_mo
     alone = open_checkpoint(adapter(base, factors(QUERY)))
     assert set(checkpoint.tensors()) == set(alone.tensors())
     assert checkpoint.info("model.embed_tokens.weight").shape == table.shape
-    wanted = [Part(f"{QUERY}.weight"), Part("model.embed_tokens.weight", ((9, 11),))]
-    query, rows = checkpoint.read(wanted)
-    np.testing.assert_array_equal(query, alone.read(wanted[:1])[0])
+    parts = [Part(f"{QUERY}.weight"), Part("model.embed_tokens.weight", ((9, 11),))]
+    query, rows = checkpoint.read(parts)
+    np.testing.assert_array_equal(query, alone.read(parts[:1])[0])
     np.testing.assert_array_equal(rows, table[9:11])
 
 

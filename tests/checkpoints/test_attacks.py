@@ -96,15 +96,15 @@ def test_folders_with_random_files(tmp_path: Path, count: int):
         ".metadata": b"",
         "__0_0.distcp": b"",
     }
-    found = set()
+    outcomes = set()
     for number in range(count):
         folder = tmp_path / str(number)
         folder.mkdir()
         for name in dice.sample(sorted(files), dice.randrange(5)):
             content = files[name] if dice.random() < 0.8 else dice.randbytes(20)
             (folder / name).write_bytes(content)
-        found.add(refused(read_all, folder))
-    assert found == {True, False}
+        outcomes.add(refused(read_all, folder))
+    assert outcomes == {True, False}
 
 
 @counts(300, 100_000)
@@ -142,27 +142,29 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    few = patience.Patience(attempts=3, attempts_to_connect=2, first=0, answer=1, silence=1)
-    monkeypatch.setattr(patience, "PATIENCE", few._replace(slowest=10.0**6))
+    short_patience = patience.Patience(
+        attempts=3, attempts_to_connect=2, first=0, answer=1, silence=1
+    )
+    monkeypatch.setattr(patience, "PATIENCE", short_patience._replace(slowest=10.0**6))
     return monkeypatch
 
 
 @counts(30, 600)
 def test_a_server_at_its_worst_gives_the_scores_or_an_error(hasty, truth, count):
-    found = set()
+    outcomes = set()
     for seed in range(count):
         dice = random.Random(seed)
         with serving_bert() as site:
             faults = [random_fault(dice, slow=seed % 8 == 7) for _ in range(dice.randrange(1, 4))]
             site.faults.extend([None] * dice.randrange(8) + faults * dice.choice([1, 1, 5]))
-            found.add(refused(prove_scores, f"{site.url}/m", truth))
+            outcomes.add(refused(prove_scores, f"{site.url}/m", truth))
         close_session()
-    assert found == {True, False}
+    assert outcomes == {True, False}
 
 
 @counts(12, 600)
 def test_a_listing_at_its_worst_gives_the_scores_or_an_error(hasty, truth, count):
-    honest, found = Hub._info, set()
+    honest, outcomes = Hub._info, set()
     with serving(Hub) as hub:
         stand_in(hub, hasty)
         hub.repositories["owner/bert"] = {"main": bert_folder()}
@@ -177,6 +179,6 @@ def test_a_listing_at_its_worst_gives_the_scores_or_an_error(hasty, truth, count
                 return text[: dice.randrange(len(text))] if dice.random() < 0.1 else text
 
             hasty.setattr(Hub, "_info", lie)
-            found.add(refused(prove_scores, "owner/bert", truth))
+            outcomes.add(refused(prove_scores, "owner/bert", truth))
     close_session()
-    assert found == {True, False}
+    assert outcomes == {True, False}

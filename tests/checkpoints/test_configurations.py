@@ -59,11 +59,11 @@ EXAMPLES = {name: Example(**row) for name, row in tomllib.loads(ROWS).items()}
 def changed(config: dict[str, Any], values: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
     """The configuration with each of its entries, also nested ones, left out or replaced."""
     for key, old in config.items():
-        rest = {name: value for name, value in config.items() if name != key}
-        yield rest
-        yield from (rest | {key: value} for value in values)
+        remaining = {name: value for name, value in config.items() if name != key}
+        yield remaining
+        yield from (remaining | {key: value} for value in values)
         if isinstance(old, dict):
-            yield from (rest | {key: new} for new in changed(old, values))
+            yield from (remaining | {key: new} for new in changed(old, values))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

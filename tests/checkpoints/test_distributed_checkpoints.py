@@ -50,8 +50,8 @@ def write_chunks(
     described: dict[str, Any] = {"step": metadata.BytesStorageMetadata()}
     stored = {}
     for name, tensor in tensors.items():
-        own = (boxes or {}).get(name, BOXES)
-        for number, (begin, shape) in enumerate(own):
+        boxes_of_tensor = (boxes or {}).get(name, BOXES)
+        for number, (begin, shape) in enumerate(boxes_of_tensor):
             file, stream = list(files.items())[number % 2]
             offset = stream.tell()
             box = tuple(slice(a, a + n) for a, n in zip(begin, shape, strict=True))
@@ -62,12 +62,15 @@ def write_chunks(
         described[name] = metadata.TensorStorageMetadata(
             metadata.TensorProperties(tensor.dtype),
             tensor.size(),
-            [metadata.ChunkStorageMetadata(torch.Size(b), torch.Size(s)) for b, s in own],
+            [
+                metadata.ChunkStorageMetadata(torch.Size(b), torch.Size(s))
+                for b, s in boxes_of_tensor
+            ],
         )
     for file, stream in files.items():
         (folder / file).write_bytes(stream.getvalue())
-    whole = metadata.Metadata(described, None, stored)
-    (folder / ".metadata").write_bytes(pickle.dumps(whole))
+    description = metadata.Metadata(described, None, stored)
+    (folder / ".metadata").write_bytes(pickle.dumps(description))
 
 
 def loaded_by_pytorch(folder: Path, tensors: Tensors) -> Tensors:
@@ -87,8 +90,10 @@ def test_tensors_are_put_together_from_their_chunks(tmp_path: Path) -> None:
         expected = value.double().numpy()
         np.testing.assert_array_equal(checkpoint.read([Part(name)])[0], expected)
         for rows in [((1, 4), (5, 6)), ((3, 6), (0, 1)), ((0, 2),), ((4, 5),)]:
-            (some,) = checkpoint.read([Part(name, rows)])
-            np.testing.assert_array_equal(some, np.concatenate([expected[a:b] for a, b in rows]))
+            (chosen_rows,) = checkpoint.read([Part(name, rows)])
+            np.testing.assert_array_equal(
+                chosen_rows, np.concatenate([expected[a:b] for a, b in rows])
+            )
 
 
 def test_float8_is_listed_with_its_type(tmp_path: Path) -> None:
@@ -120,8 +125,8 @@ def test_what_pytorch_writes_is_the_model(tmp_path: Path, place: str, nested: An
     assert checkpoint.tensors().keys() == open_checkpoint(model).tensors().keys()
     comparison = wqk.same(model, tmp_path / "checkpoint-7", everything=True)
     assert comparison.same, str(comparison)
-    here, there = (wqk.scan(ref).frame for ref in (tmp_path, model))  # the run's last step
-    assert here["symmetry"].equals(there["symmetry"])
+    frame, expected = (wqk.scan(ref).frame for ref in (tmp_path, model))  # the run's last step
+    assert frame["symmetry"].equals(expected["symmetry"])
 
 
 FSDP = """
@@ -167,7 +172,7 @@ def small_llama(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory: Any, small_llama: Path) -> Path:
-    """What two ranks of FSDP 2 have written."""
+    """A checkpoint that two ranks of FSDP 2 have written."""
     folder = tmp_path_factory.mktemp("fsdp") / "step-5"
     environment = os.environ | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     ranks = [
@@ -188,8 +193,8 @@ def test_two_ranks_of_fsdp_are_one_model(fsdp: Path, small_llama: Path) -> None:
     comparison = wqk.same(small_llama, fsdp, everything=True)
     assert comparison.same, str(comparison)
     assert comparison.to_dict()["same"]
-    whole = load_file(small_llama / "model.safetensors")
-    nested = {"app": {"model": {name: torch.zeros_like(value) for name, value in whole.items()}}}
+    tensors = load_file(small_llama / "model.safetensors")
+    nested = {"app": {"model": {name: torch.zeros_like(value) for name, value in tensors.items()}}}
     dcp.load(nested, checkpoint_id=fsdp, no_dist=True)  # PyTorch's own loader
     checkpoint = open_checkpoint(fsdp)
     for name, value in nested["app"]["model"].items():
@@ -272,18 +277,18 @@ def megatron_tensors(small_llama: Path) -> Tensors:
     Layers are stacked along the first axis. ``linear_qkv`` has for each group its queries, its key
     and its value; ``linear_fc1`` the gate before what it multiplies.
     """
-    whole = load_file(small_llama / "model.safetensors")
+    tensors = load_file(small_llama / "model.safetensors")
     layers = range(3)
 
     def stacked(name: str) -> torch.Tensor:
-        return torch.stack([whole[f"layers.{layer}.{name}.weight"] for layer in layers])
+        return torch.stack([tensors[f"layers.{layer}.{name}.weight"] for layer in layers])
 
     fused = []
     for layer in layers:
         attention = f"layers.{layer}.self_attn"
-        query = whole[f"{attention}.q_proj.weight"].view(2, 12, 24)  # two groups of two heads
-        key = whole[f"{attention}.k_proj.weight"].view(2, 6, 24)
-        value = whole[f"{attention}.v_proj.weight"].view(2, 6, 24)
+        query = tensors[f"{attention}.q_proj.weight"].view(2, 12, 24)  # two groups of two heads
+        key = tensors[f"{attention}.k_proj.weight"].view(2, 6, 24)
+        value = tensors[f"{attention}.v_proj.weight"].view(2, 6, 24)
         fused.append(torch.cat([query, key, value], dim=1).reshape(48, 24))
     decoder = "decoder.layers"
     return {
@@ -295,8 +300,8 @@ def megatron_tensors(small_llama: Path) -> Tensors:
             [stacked("mlp.gate_proj"), stacked("mlp.up_proj")], dim=1
         ),
         f"{decoder}.mlp.linear_fc2.weight": stacked("mlp.down_proj"),
-        "decoder.final_layernorm.weight": whole["norm.weight"],
-        "embedding.word_embeddings.weight": whole["embed_tokens.weight"],
+        "decoder.final_layernorm.weight": tensors["norm.weight"],
+        "embedding.word_embeddings.weight": tensors["embed_tokens.weight"],
     }
 
 
@@ -342,9 +347,11 @@ def test_megatron_core_is_compared_and_scored(tmp_path: Path, small_llama: Path)
     names = checkpoint.tensors()
     assert names["decoder.layers.2.self_attention.linear_qkv.weight"].shape == (48, 24)
     rows = Part("decoder.layers.1.self_attention.linear_qkv.weight", ((20, 30), (2, 3)))
-    (some,) = checkpoint.read([rows])
-    whole = megatron_tensors(small_llama)["decoder.layers.self_attention.linear_qkv.weight"][1]
-    np.testing.assert_array_equal(some, whole[[*range(20, 30), 2]].float().numpy())
+    (chosen_rows,) = checkpoint.read([rows])
+    stored_layer = megatron_tensors(small_llama)["decoder.layers.self_attention.linear_qkv.weight"][
+        1
+    ]
+    np.testing.assert_array_equal(chosen_rows, stored_layer[[*range(20, 30), 2]].float().numpy())
     columns = ["symmetry", "directionality", "norm"]
     expected = wqk.scan(small_llama).frame.select(columns)
     scores = wqk.scan(tmp_path).frame
@@ -437,9 +444,9 @@ def test_chunks_that_are_not_what_is_described_are_refused(tmp_path: Path) -> No
 
 def test_damaged_descriptions_are_read_or_refused(tmp_path: Path) -> None:
     write_chunks(tmp_path, weights(a=torch.float32))
-    whole, outcomes = (tmp_path / ".metadata").read_bytes(), {refused(read_all, tmp_path)}
+    undamaged, outcomes = (tmp_path / ".metadata").read_bytes(), {refused(read_all, tmp_path)}
     for seed in range(40):
-        random, content = np.random.default_rng(seed), bytearray(whole)
+        random, content = np.random.default_rng(seed), bytearray(undamaged)
         for place in random.integers(0, len(content), random.integers(1, 8)):
             content[place] = random.integers(0, 256)
         (tmp_path / ".metadata").write_bytes(content[: random.integers(1, len(content) + 1)])

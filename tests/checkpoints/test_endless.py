@@ -1,4 +1,4 @@
-"""What would keep a reader busy for ever is refused within seconds."""
+"""Files that would keep a reader busy for ever are refused within seconds."""
 
 from __future__ import annotations
 

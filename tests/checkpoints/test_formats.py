@@ -144,9 +144,9 @@ def test_llamas_original_files_are_their_twin(tmp_path, folder, parts, embedding
     for name, value in original().items():
         np.testing.assert_array_equal(checkpoint.read([Part(name)])[0], value.numpy())
     rows = ((20, 30), (0, 3))
-    some = checkpoint.read([Part("layers.1.attention.wq.weight", rows)])[0]
-    whole = original()["layers.1.attention.wq.weight"].numpy()
-    np.testing.assert_array_equal(some, np.concatenate([whole[a:b] for a, b in rows]))
+    chosen_rows = checkpoint.read([Part("layers.1.attention.wq.weight", rows)])[0]
+    weight = original()["layers.1.attention.wq.weight"].numpy()
+    np.testing.assert_array_equal(chosen_rows, np.concatenate([weight[a:b] for a, b in rows]))
 
 
 def test_mistrals_single_file_is_its_twin(tmp_path: Path, folder: Path) -> None:
@@ -245,11 +245,13 @@ def test_speed_runs_of_nanogpt_tell_their_heads_in_their_code(tmp_path: Path, co
 # Formats that are not read.
 
 
-@pytest.mark.parametrize(("name", "what"), REFUSED.items())
-def test_other_formats_are_refused_by_their_names(tmp_path: Path, name: str, what: str) -> None:
+@pytest.mark.parametrize(("name", "format_name"), REFUSED.items())
+def test_other_formats_are_refused_by_their_names(
+    tmp_path: Path, name: str, format_name: str
+) -> None:
     (tmp_path / name).write_bytes(b"anything")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(CheckpointError, match=f"{what}.*; ") as caught:
+    with pytest.raises(CheckpointError, match=f"{format_name}.*; ") as caught:
         open_checkpoint(tmp_path)
     assert name in str(caught.value)
 
@@ -278,21 +280,21 @@ def test_gemma_as_its_authors_wrote_it(tmp_path: Path) -> None:
     """google/gemma_pytorch: one tensor for queries, keys and values, in a nested state dict."""
     sizes = {"heads": 4, "key_heads": 1, "head_width": 8, "width": 24}
     about = {"rms_norm_eps": 1e-6, "quant": False, "model_type": "gemma"}
-    other = small.llama(**sizes, sides="qkvo", norms=True, name="hf", **about)
-    theirs: Tensors = {"embedder.weight": torch.ones(5, 24), "freqs_cis": torch.ones(3)}
-    for name, value in other._arrays.items():
-        theirs[name] = torch.tensor(value, dtype=torch.float32)
-    for at in ("model.layers.0.self_attn", "model.layers.1.self_attn"):
+    reference = small.llama(**sizes, sides="qkvo", norms=True, name="hf", **about)
+    original_tensors: Tensors = {"embedder.weight": torch.ones(5, 24), "freqs_cis": torch.ones(3)}
+    for name, value in reference._arrays.items():
+        original_tensors[name] = torch.tensor(value, dtype=torch.float32)
+    for prefix in ("model.layers.0.self_attn", "model.layers.1.self_attn"):
         # GemmaAttention.forward: qkv.split([q_size, kv_size, kv_size], dim=-1)
-        sides = [theirs.pop(f"{at}.{side}_proj.weight") for side in "qkv"]
-        theirs[f"{at}.qkv_proj.weight"] = torch.cat(sides)
-    torch.save({"model_state_dict": theirs}, tmp_path / "gemma-2b.ckpt")
-    bare = same(other, tmp_path)  # its own releases have no configuration
+        sides = [original_tensors.pop(f"{prefix}.{side}_proj.weight") for side in "qkv"]
+        original_tensors[f"{prefix}.qkv_proj.weight"] = torch.cat(sides)
+    torch.save({"model_state_dict": original_tensors}, tmp_path / "gemma-2b.ckpt")
+    bare = same(reference, tmp_path)  # its own releases have no configuration
     assert bare.same
     assert bare.notes[0].endswith("4 query heads, as in hf")
-    config = {key: value for key, value in other.config.items() if key != "model_type"}
+    config = {key: value for key, value in reference.config.items() if key != "model_type"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for pair in ((other, tmp_path), (tmp_path, other)):
+    for pair in ((reference, tmp_path), (tmp_path, reference)):
         comparison = same(*pair)
         assert comparison.same, comparison.sentence
         assert comparison.notes == ()
@@ -309,14 +311,16 @@ def test_a_litgpt_configuration_that_is_none_is_refused(tmp_path: Path, text: st
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
-def test_every_format_is_tested_and_on_the_page(one: Format) -> None:
+@pytest.mark.parametrize("file_format", FORMATS, ids=lambda file_format: file_format.name)
+def test_every_format_is_tested_and_on_the_page(file_format: Format) -> None:
     files = (file for file in Path(__file__).parent.iterdir() if file.suffix in (".py", ".toml"))
     tested = re.findall(r'"([^"\s]+)"', " ".join(file.read_text("utf-8") for file in files))
-    assert any(re.fullmatch(one.weights, name) for name in tested), f"test {one.name}"
+    assert any(re.fullmatch(file_format.weights, name) for name in tested), (
+        f"test {file_format.name}"
+    )
     page = Path(__file__).parents[2].joinpath("docs", "formats.md").read_text("utf-8")
     text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)  # fences would shift the pairs of marks
     listed = re.findall(r"`([^`]+)`", text)
-    assert {*listed} & {*one.config} - {"config.json"} or any(
-        re.fullmatch(one.weights, name) for name in listed
-    ), f"docs/formats.md: a row for {one.name}"
+    assert {*listed} & {*file_format.config} - {"config.json"} or any(
+        re.fullmatch(file_format.weights, name) for name in listed
+    ), f"docs/formats.md: a row for {file_format.name}"

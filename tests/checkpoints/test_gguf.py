@@ -78,11 +78,11 @@ def test_a_factor_next_to_a_weight_multiplies_it(kind: str, ending: str, tmp_pat
     weight = gguf.quants.dequantize(stored, named(kind)).astype(np.float64).reshape(shape)
     expected = weight * (3 if ending == "scale" else 1)
     checkpoint = open_checkpoint(path)
-    rows, every = checkpoint.read(
+    rows, matrix = checkpoint.read(
         [Part("blk.0.attn_q.weight", ((3, 5),)), Part("blk.0.attn_q.weight")]
     )
-    np.testing.assert_allclose(every, expected, rtol=1e-6)
-    np.testing.assert_array_equal(rows, every[3:5])
+    np.testing.assert_allclose(matrix, expected, rtol=1e-6)
+    np.testing.assert_array_equal(rows, matrix[3:5])
 
 
 def test_a_factor_of_another_shape_is_refused(tmp_path: Path) -> None:
@@ -104,19 +104,23 @@ def test_a_factor_of_another_shape_is_refused(tmp_path: Path) -> None:
 def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     weight = np.random.default_rng(1).standard_t(4, (64, 256)).astype(np.float32)
     stored = gguf.quants.dequantize(gguf.quants.quantize(weight, named(kind)), named(kind))
-    own = QUANTIZED[kind]
+    quantized_type = QUANTIZED[kind]
     error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
-    assert 1 < Grid(own.shared, own.steps).rounding(stored) / error < (3 if kind[0] == "Q" else 5)
+    assert (
+        1
+        < Grid(quantized_type.shared, quantized_type.steps).rounding(stored) / error
+        < (3 if kind[0] == "Q" else 5)
+    )
 
 
 @pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS"])
 def test_the_widest_step_is_that_of_all_codes(kind: str) -> None:
-    own = QUANTIZED[kind]
-    stored = np.full(own.nbytes, 60, np.uint8)
-    stored[-own.values // 2 :] = np.tile(17 * np.arange(16), own.values // 32)
-    groups = np.sort(own.unpack(stored[None]).reshape(-1, own.shared))
+    quantized_type = QUANTIZED[kind]
+    stored = np.full(quantized_type.nbytes, 60, np.uint8)
+    stored[-quantized_type.values // 2 :] = np.tile(17 * np.arange(16), quantized_type.values // 32)
+    groups = np.sort(quantized_type.unpack(stored[None]).reshape(-1, quantized_type.shared))
     steps = np.diff(groups).max(axis=1) / np.abs(groups).max(axis=1)
-    np.testing.assert_allclose(steps, own.steps, rtol=1e-6)
+    np.testing.assert_allclose(steps, quantized_type.steps, rtol=1e-6)
 
 
 # The norm before fused queries, keys and values, these, and their shape.
@@ -215,8 +219,8 @@ def _converted(name: str, array: np.ndarray, architecture: str, groups: int) -> 
         if f"{side}_norm" in name:
             return f"blk.{layer}.attn_{side}_norm.{ending}", array
         if f"{side}_proj" in name:
-            own = permuted(array, heads) if architecture == "llama" else array
-            return f"blk.{layer}.attn_{side}.{ending}", np.ascontiguousarray(own)
+            rows = permuted(array, heads) if architecture == "llama" else array
+            return f"blk.{layer}.attn_{side}.{ending}", np.ascontiguousarray(rows)
     if "v_proj" in name:
         return f"blk.{layer}.attn_v.{ending}", array
     if architecture == "gpt2":
@@ -243,8 +247,8 @@ def test_a_conversion_is_the_same_within_its_number_type(tmp_path, model, kind):
         assert comparison.notes == ()
     distance = comparison.blocks[0].distance[0]
     assert distance < 1e-6 if kind == "F32" else distance > 1e-5
-    rounded = [one for one in comparison.tensors if one.outcome is Outcome.ROUNDED]
-    assert all(0 < one.distance < 1 for one in rounded)
+    rounded = [tensor for tensor in comparison.tensors if tensor.outcome is Outcome.ROUNDED]
+    assert all(0 < tensor.distance < 1 for tensor in rounded)
     faulty = hf(model)
     name = next(
         n
@@ -294,12 +298,12 @@ def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_model_are_read_together(tmp_path: Path) -> None:
-    whole = write(tmp_path / "model.gguf", hf("llama"))
+    path = write(tmp_path / "model.gguf", hf("llama"))
     assert wqk.same(hf("llama"), tmp_path).same
     write(tmp_path / "other-Q8_0.gguf", hf("llama"), "Q8_0")
     with pytest.raises(CheckpointError, match=r"several models here: model\.gguf, other-Q8_0"):
         open_checkpoint(tmp_path)
-    assert wqk.same(hf("llama"), whole).same
+    assert wqk.same(hf("llama"), path).same
 
 
 @pytest.mark.parametrize("keep", [0, 3, 20, 200, 5000, -100])
@@ -314,11 +318,11 @@ def test_hostile_headers_are_refused(tmp_path: Path) -> None:
     """Each byte of a small header set to its greatest value: an error or a checkpoint, no crash."""
     path = write(tmp_path / "model.gguf", hf("llama"))
     content = path.read_bytes()
-    found = set()
-    for at in [*range(4, 400, 3), *range(len(content) % 7, 3000, 97)]:
-        path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
-        found.add(refused(lambda: open_checkpoint(path).tensors()))
-    assert found == {True, False}
+    outcomes = set()
+    for place in [*range(4, 400, 3), *range(len(content) % 7, 3000, 97)]:
+        path.write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+        outcomes.add(refused(lambda: open_checkpoint(path).tensors()))
+    assert outcomes == {True, False}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some bytes are an infinite scale
@@ -341,7 +345,7 @@ def test_hostile_tensors_give_an_error_or_values(tmp_path: Path, kind: str, coun
     writer.close()
     content = path.read_bytes()
     start = content.index(b"a.weight") + len(b"a.weight")
-    found = set()
+    outcomes = set()
     for number in range(count):
         changed = bytearray(content)
         if number % 10 == 9:
@@ -352,16 +356,18 @@ def test_hostile_tensors_give_an_error_or_values(tmp_path: Path, kind: str, coun
         try:
             (read,) = open_checkpoint(path).read([Part("a.weight")])
         except CheckpointError:
-            found.add("error")
+            outcomes.add("error")
             continue
-        (theirs,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "a.weight")
+        (of_library,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "a.weight")
         empty = np.zeros(0)  # of which ggml's own package makes nothing
         expected = (
-            gguf.quants.dequantize(theirs.data, theirs.tensor_type) if theirs.data.size else empty
+            gguf.quants.dequantize(of_library.data, of_library.tensor_type)
+            if of_library.data.size
+            else empty
         )
         np.testing.assert_array_equal(read.reshape(expected.shape), expected)
-        found.add("values")
-    assert found == {"error", "values"}
+        outcomes.add("values")
+    assert outcomes == {"error", "values"}
 
 
 def retyped(path: Path, kind: str) -> Path:
@@ -395,27 +401,31 @@ def test_types_of_ggmls_own_package_need_it(tmp_path, monkeypatch, kind):
 def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(tmp_path, kind):
     """Gains that were never trained are equal; quantized weights are only nearly what they were."""
     attention, random = hf("llama"), np.random.default_rng(0)
-    others = {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up"}
-    rest = {
+    ending_by_name = {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up"}
+    added = {
         f"{layer}.{name}": random.standard_normal((64, D)) if "mlp" in name else np.ones(D)
         for layer in range(LAYERS)
-        for name in others
+        for name in ending_by_name
     }
-    tensors = {f"model.layers.{name}.weight": v.astype(np.float32) for name, v in rest.items()}
-    whole = StateDict(attention._arrays | tensors, attention.config, "llama")
+    tensors = {f"model.layers.{name}.weight": v.astype(np.float32) for name, v in added.items()}
+    original = StateDict(attention._arrays | tensors, attention.config, "llama")
     facts = {}
     for name, value in tensors.items():
-        layer, _, own = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
-        facts[f"blk__{layer}__{others[own]}__weight"] = value.copy()
-    found = wqk.same(whole, write(tmp_path / "a.gguf", attention, kind, **facts), everything=True)
-    assert found.same, found
-    assert "self 1." not in found.sentence  # heads of the only attention are 1.0
-    assert found.unknown == ("values",)
+        layer, _, module = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
+        facts[f"blk__{layer}__{ending_by_name[module]}__weight"] = value.copy()
+    comparison = wqk.same(
+        original, write(tmp_path / "a.gguf", attention, kind, **facts), everything=True
+    )
+    assert comparison.same, comparison
+    assert "self 1." not in comparison.sentence  # heads of the only attention are 1.0
+    assert comparison.unknown == ("values",)
     facts["blk__1__ffn_up__weight"][3] *= -1
-    wrong = wqk.same(whole, write(tmp_path / "b.gguf", attention, kind, **facts), everything=True)
+    wrong = wqk.same(
+        original, write(tmp_path / "b.gguf", attention, kind, **facts), everything=True
+    )
     assert not wrong.same
     assert "mlp.up_proj" in str(wrong)
-    exchanged = [f"model.layers.{1 - int(name[0])}{name[1:]}.weight" for name in rest]
-    facts = dict(zip((name.replace(".", "__") for name in exchanged), rest.values(), strict=True))
-    other = write(tmp_path / "c.gguf", attention, kind, **facts)
-    assert not wqk.same(whole, other, everything=True)
+    exchanged = [f"model.layers.{1 - int(name[0])}{name[1:]}.weight" for name in added]
+    facts = dict(zip((name.replace(".", "__") for name in exchanged), added.values(), strict=True))
+    exchanged_file = write(tmp_path / "c.gguf", attention, kind, **facts)
+    assert not wqk.same(original, exchanged_file, everything=True)

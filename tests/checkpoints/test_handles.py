@@ -28,8 +28,8 @@ from wqk.errors import CheckpointError, RunError
 DECODER = wqk.demo_model("decoder")
 
 
-def pickled(thing: Any) -> Any:
-    return pickle.loads(pickle.dumps(thing))
+def pickled(original: Any) -> Any:
+    return pickle.loads(pickle.dumps(original))
 
 
 COPIES = pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickled])
@@ -48,24 +48,24 @@ def total(checkpoint: Checkpoint, name: str = "a.weight") -> float:
 def test_a_copy_that_is_gone_leaves_the_original_its_file(tmp_path, duplicate, part):
     model = wqk.open(DECODER)
     expected = wqk.open(DECODER)[2, 1].qk.symmetry
-    other = duplicate(part(model))
-    del other
+    copied = duplicate(part(model))
+    del copied
     gc.collect()
     save(tmp_path / "other.safetensors", 7.0)
     # Would take the number of a handle that was closed, and pass for the first file by its time.
-    others = [open_checkpoint(tmp_path) for _ in range(4)]
+    opened = [open_checkpoint(tmp_path) for _ in range(4)]
     assert model[2, 1].qk.symmetry == expected
-    assert [total(one) for one in others] == [112.0] * 4
+    assert [total(checkpoint) for checkpoint in opened] == [112.0] * 4
 
 
 @COPIES
 def test_a_copy_outlives_its_original(duplicate: Callable[[Any], Any]):
     model = wqk.open(DECODER)
     expected = model[2, 1].qk.symmetry
-    other = duplicate(wqk.open(DECODER))
+    copied = duplicate(wqk.open(DECODER))
     gc.collect()
-    assert other[2, 1].qk.symmetry == expected
-    assert other.checkpoint.name == model.checkpoint.name
+    assert copied[2, 1].qk.symmetry == expected
+    assert copied.checkpoint.name == model.checkpoint.name
 
 
 def write_archive(path: Path) -> Path:
@@ -86,8 +86,8 @@ def test_copies_of_checkpoints_of_every_kind(tmp_path, write, duplicate, monkeyp
     monkeypatch.chdir(tmp_path)
     checkpoint = open_checkpoint(write(Path()))
     monkeypatch.chdir("/")
-    other = duplicate(checkpoint)
-    assert (total(other), other.name, other.step) == (32.0, checkpoint.name, checkpoint.step)
+    copied = duplicate(checkpoint)
+    assert (total(copied), copied.name, copied.step) == (32.0, checkpoint.name, checkpoint.step)
 
 
 @COPIES
@@ -103,12 +103,12 @@ def test_a_pickle_holds_no_handle_and_no_token(tmp_path: Path):
 
 
 def test_a_pickle_of_a_file_that_was_replaced_is_refused(tmp_path: Path):
-    path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    path, replacement = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
     save(path, 1.0)
     stored = pickle.dumps(open_checkpoint(path))
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
-    save(other, 2.0)
-    other.replace(path)
+    save(replacement, 2.0)
+    replacement.replace(path)
     os.utime(path, ns=times)  # equal in size and time, and yet another file
     with pytest.raises(CheckpointError, match="no longer what it was"):
         pickle.loads(stored)
@@ -144,20 +144,20 @@ def test_without_reads_by_position(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def in_a_child(work: Callable[[], Any]) -> Any:
     """The result of work in a forked process, or its error, within ten seconds."""
     forking = multiprocessing.get_context("fork")
-    here, there = forking.Pipe()
+    receiver, sender = forking.Pipe()
 
     def run() -> None:
         try:
-            there.send(work())
+            sender.send(work())
         except Exception as error:
-            there.send(error)
+            sender.send(error)
 
     process = forking.Process(target=run)
     process.start()
-    found = here.recv() if here.poll(10) else "hangs"
+    outcome = receiver.recv() if receiver.poll(10) else "hangs"
     process.kill()
     process.join()
-    return found
+    return outcome
 
 
 def test_forms_are_read_in_a_forked_process():

@@ -408,15 +408,15 @@ def test_the_cache_keeps_its_limit(tmp_path):
     assert all(cache.save(f"file {n}", 0, bytes(1000)) for n in range(9))
     assert not cache.save("more", 0, bytes(1000))  # of this process's own it gives up none
     (tmp_path / "ranges" / "x").mkdir()
-    left = tmp_path / "ranges" / "x" / ".0-8.abcd"
-    left.write_bytes(bytes(10))
-    os.utime(left, (0, 0))
+    abandoned = tmp_path / "ranges" / "x" / ".0-8.abcd"
+    abandoned.write_bytes(bytes(10))
+    os.utime(abandoned, (0, 0))
     for path in sorted(tmp_path.glob("ranges/*/0-1000"))[:4]:
         os.utime(path, (1, 1))
     later = RangeCache(tmp_path, limit=10_000)
     assert all(later.save(f"new {n}", 0, bytes(1000)) for n in range(4))
     assert sum(path.stat().st_size for path in tmp_path.glob("ranges/*/*")) <= 10_000
-    assert not left.exists()
+    assert not abandoned.exists()
 
 
 def test_ranges_of_another_file_or_place_are_not_believed(tmp_path):
@@ -467,9 +467,9 @@ def test_coalescing_wastes_little():
     dice = np.random.default_rng(0)
     for _ in range(200):
         edges = np.cumsum(dice.integers(1, 100_000, 40))
-        wanted = [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
-        joined = coalesce(wanted)
-        total = sum(b - a for a, b in wanted)
+        ranges = [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+        joined = coalesce(ranges)
+        total = sum(b - a for a, b in ranges)
         assert total <= sum(b - a for a, b in joined) <= 1.02 * total
         pieces = split(joined)
         assert sum(b - a for a, b in pieces) == sum(b - a for a, b in joined)
@@ -536,7 +536,7 @@ def test_nginx(nginx, limits):
     second = open_checkpoint(url)
     assert wqk.scan(second).frame.equals(table.frame)
     assert second.bytes_fetched == 8 * 5
-    everything = {k: v for p in root.glob("*.safetensors") for k, v in load(p.read_bytes()).items()}
-    for name, array in zip(everything, second.read([Part(n) for n in everything]), strict=True):
-        np.testing.assert_array_equal(array, everything[name])
+    tensors = {k: v for p in root.glob("*.safetensors") for k, v in load(p.read_bytes()).items()}
+    for name, array in zip(tensors, second.read([Part(n) for n in tensors]), strict=True):
+        np.testing.assert_array_equal(array, tensors[name])
     assert log.exists()

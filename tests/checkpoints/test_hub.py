@@ -120,12 +120,12 @@ def test_an_adapter_is_read_on_its_base_from_the_hub(hub, tmp_path, monkeypatch,
     else:
         hub.repositories["owner/adapter"] = {"main": files}
     checkpoint = open_checkpoint(ref)
-    whole, rows, other = checkpoint.read(
+    weight, rows, plain_weight = checkpoint.read(
         [Part(query(0)), Part(query(0), ((100, 104), (3, 5))), Part(query(1))]
     )
-    np.testing.assert_allclose(whole, adapted(files, query(0)), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(rows, whole[[100, 101, 102, 103, 3, 4]])
-    np.testing.assert_array_equal(other, bert_weights()[query(1)])
+    np.testing.assert_allclose(weight, adapted(files, query(0)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(rows, weight[[100, 101, 102, 103, 3, 4]])
+    np.testing.assert_array_equal(plain_weight, bert_weights()[query(1)])
     assert checkpoint.name == str(ref)
     assert checkpoint.notes == (f"{NAME} with a LoRA adapter on 1 of its tensors",)
     table = wqk.scan(ref)
@@ -177,7 +177,7 @@ def test_a_second_scan_asks_for_the_listing_alone(hub):
     assert wqk.scan(checkpoint).frame.equals(table.frame)
     assert checkpoint.bytes_fetched == 0
     assert (len(hub.log), len(hub.cdn.log)) == (1, 0)
-    # What another scan wants beside is all that it fetches.
+    # Another scan fetches only the further bytes that it needs.
     assert_bert(checkpoint, EMBEDDINGS)
     assert checkpoint.bytes_fetched == 2000 * 128 * 4
 
@@ -226,8 +226,8 @@ def test_revisions_and_their_steps(hub):
     for revision, seed, step in ((None, 0, None), ("step1000", 1, 1000)):
         named = f"{NAME}@{revision}" if revision else NAME
         for checkpoint in (open_checkpoint(NAME, revision), open_checkpoint(named)):
-            told = checkpoint.name, checkpoint.revision, checkpoint.step
-            assert told == (NAME, revision, step)
+            identity = checkpoint.name, checkpoint.revision, checkpoint.step
+            assert identity == (NAME, revision, step)
             assert_bert(checkpoint, query(0), seed=seed)
     with pytest.raises(HubError, match=f"{NAME}: has no revision 'step7'"):
         open_checkpoint(NAME, "step7")
@@ -572,9 +572,9 @@ def test_a_killed_scan_leaves_a_cache_that_goes_on(hub, tmp_path):
     hub.cdn.faults.clear()
     hub.cdn.released.set()
     forget(hub)
-    two = [command(hub, tmp_path, "scan", NAME, "--json") for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0] for process in two]
-    assert [process.returncode for process in two] == [0, 0]
+    processes = [command(hub, tmp_path, "scan", NAME, "--json") for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1]
     expected = wqk.scan(wqk.open(NAME, cache_dir=tmp_path / "fresh"), heads=False)
     rows = json.loads(outputs[0])["rows"]
@@ -625,15 +625,15 @@ LAYER = {
 def llama(tmp_path_factory) -> Path:
     """Its folder: real headers, and sparse files that take no room."""
     folder, places = tmp_path_factory.mktemp("llama"), {}
-    rest = {"model.embed_tokens": (128256, 16384), "model.norm": (16384,)}
-    shards = [rest | {"lm_head": (128256, 16384)}]
+    further_shapes = {"model.embed_tokens": (128256, 16384), "model.norm": (16384,)}
+    shards = [further_shapes | {"lm_head": (128256, 16384)}]
     shards += [{f"model.layers.{n}.{name}": s for name, s in LAYER.items()} for n in range(126)]
     for number, shapes in enumerate(shards):
         header, end = {}, 0
         for name, shape in shapes.items():
             start, end = end, end + 2 * math.prod(shape)
-            told = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
-            header[f"{name}.weight"] = told
+            entry = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+            header[f"{name}.weight"] = entry
         file, text = f"model-{number:05}-of-00127.safetensors", json.dumps(header).encode()
         with (folder / file).open("wb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)

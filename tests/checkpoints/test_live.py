@@ -45,14 +45,14 @@ def test_a_module(name, dtype):
     assert (checkpoint.name, checkpoint.step, checkpoint.revision) == ("Model", None, None)
     assert checkpoint.config == {"model_type": "bert"}
     assert checkpoint.tensors()["query.weight"] == TensorInfo(name, (6, 4), 24 * dtype.itemsize)
-    whole, part, bias = checkpoint.read([Part("query.weight"), ROWS, Part("query.bias")])
+    weight, chosen_rows, bias = checkpoint.read([Part("query.weight"), ROWS, Part("query.bias")])
     wide = np.float64 if dtype == torch.float64 else np.float32
     expected = model.query.weight.detach().double().numpy()
-    assert whole.dtype == part.dtype == wide
-    np.testing.assert_array_equal(whole, expected)
-    np.testing.assert_array_equal(part, rows(expected))
+    assert weight.dtype == chosen_rows.dtype == wide
+    np.testing.assert_array_equal(weight, expected)
+    np.testing.assert_array_equal(chosen_rows, rows(expected))
     np.testing.assert_array_equal(bias, model.query.bias.detach().double().numpy())
-    whole[:], part[:] = 0, 0
+    weight[:], chosen_rows[:] = 0, 0
     for key, tensor in model.query.state_dict().items():
         assert tensor.dtype == before[key].dtype
         assert torch.equal(tensor, before[key])
@@ -63,11 +63,11 @@ def test_what_was_read_stays_while_training_goes_on():
     model = Model()
     checkpoint = open_checkpoint(model)
     before = model.query.weight.detach().clone().numpy()
-    whole, part = checkpoint.read([Part("query.weight"), ROWS])
+    weight, chosen_rows = checkpoint.read([Part("query.weight"), ROWS])
     with torch.no_grad():
         model.query.weight.add_(1)
-    np.testing.assert_array_equal(whole, before)
-    np.testing.assert_array_equal(part, rows(before))
+    np.testing.assert_array_equal(weight, before)
+    np.testing.assert_array_equal(chosen_rows, rows(before))
     np.testing.assert_allclose(checkpoint.read([Part("query.weight")])[0], before + 1)
 
 
@@ -78,19 +78,19 @@ def test_a_state_dict_of_numpy_arrays(dtype):
     assert checkpoint.name == "state dict"
     assert checkpoint.config == {}
     assert checkpoint.parameters == 25
-    whole, part, scale = checkpoint.read([Part("query.weight"), ROWS, Part("scale")])
-    assert whole.dtype == (np.float64 if dtype == np.float64 else np.float32)
-    np.testing.assert_array_equal(whole, array)
-    np.testing.assert_array_equal(part, rows(array))
+    weight, chosen_rows, scale = checkpoint.read([Part("query.weight"), ROWS, Part("scale")])
+    assert weight.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    np.testing.assert_array_equal(weight, array)
+    np.testing.assert_array_equal(chosen_rows, rows(array))
     assert scale == array[0, 0]
-    whole[:] = 0
+    weight[:] = 0
     assert array.any()
 
 
 def test_a_state_dict_of_tensors_that_ask_for_gradients():
     tensor = torch.randn(6, 4, requires_grad=True)
-    (whole,) = open_checkpoint({"w": tensor.T}).read([Part("w")])
-    np.testing.assert_array_equal(whole, tensor.detach().numpy().T)
+    (weight,) = open_checkpoint({"w": tensor.T}).read([Part("w")])
+    np.testing.assert_array_equal(weight, tensor.detach().numpy().T)
 
 
 def test_what_is_no_array_is_passed_over():

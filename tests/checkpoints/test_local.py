@@ -60,10 +60,13 @@ def write(folder: Path, layout: str = "one file") -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     places: dict[str, str] = {}
     for seed, (file, names) in enumerate(LAYOUTS[layout].items()):
-        own = weights(seed, *names)
-        save_file(own, folder / file)
+        tensors_of_file = weights(seed, *names)
+        save_file(tensors_of_file, folder / file)
         if file not in PASSED_OVER:
-            tensors, places = tensors | own, places | dict.fromkeys(own, file)
+            tensors, places = (
+                tensors | tensors_of_file,
+                places | dict.fromkeys(tensors_of_file, file),
+            )
     if layout == "shards":
         write_json(folder / INDEX, {"metadata": {}, "weight_map": places})
     return tensors
@@ -206,8 +209,10 @@ def test_float8_is_multiplied_by_its_scales(folder, case, rows, files):
     shape, ending, scales, side = SCALED[case]
     weight = float8_weight(*shape)
     tensors = {"w": weight, f"w{ending}": scales}
-    for number, some in enumerate([tensors] if files == 1 else [{n: tensors[n]} for n in tensors]):
-        save_file(some, folder / f"{number}.safetensors")
+    for number, tensors_of_file in enumerate(
+        [tensors] if files == 1 else [{n: tensors[n]} for n in tensors]
+    ):
+        save_file(tensors_of_file, folder / f"{number}.safetensors")
     if side == 64:
         write_json(folder / "config.json", {"quantization_config": {"weight_block_size": [64, 64]}})
     by_row = scales.float()[:, None] if scales.shape == (300,) else scales.float()

@@ -29,7 +29,7 @@ VARIANTS = tomllib.loads(Path(__file__).with_name("variants.toml").read_text(enc
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("peft")
-    # As many key heads: square, so that nothing but the module's kind tells (in, out).
+    # As many key heads as heads: weights are square; only the module's kind shows (in, out).
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
     sizes |= {"hidden_size": 32, "intermediate_size": 24, "vocab_size": 40}
     for config in (
@@ -63,8 +63,8 @@ def saved(base: Path, folder: Path, options: dict[str, Any]) -> Any:
 )
 def test_what_peft_saves_is_read_as_it_merges_or_refused(bases, tmp_path, is_read, options):
     base = bases / ("gpt2" if "c_attn" in options.get("target_modules", ()) else "qwen2")
-    known = {field.name for field in dataclasses.fields(peft.LoraConfig)}
-    if not options.keys() <= known:
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    if not options.keys() <= fields:
         pytest.skip("the installed PEFT is too old for it")
     adapted = saved(base, tmp_path / "adapter", options)
     if not is_read:
@@ -143,9 +143,9 @@ def test_every_type_but_lora_is_refused(tmp_path: Path, kind: str):
 def test_every_option_of_lora_is_known_to_be_harmless_or_refused(tmp_path: Path):
     """Those that PEFT itself marks as variants are none of the harmless ones."""
     options = dataclasses.fields(peft.LoraConfig)
-    variants = {one.name for one in options if one.metadata.get("is_lora_variant")}
+    variants = {option.name for option in options if option.metadata.get("is_lora_variant")}
     assert not variants & WITHOUT_EFFECT
-    assert WITHOUT_EFFECT - {one.name for one in options} <= {"auto_mapping", "peft_version"}
+    assert WITHOUT_EFFECT - {option.name for option in options} <= {"auto_mapping", "peft_version"}
     default = peft.LoraConfig().to_dict()
     assert not [key for key in default.keys() - WITHOUT_EFFECT if default[key]]
 

@@ -121,7 +121,9 @@ def test_removed_companions_are_missed_or_change_nothing(name: str, tmp_path: Pa
 
 def added(layout: QuantizedFormat, case: Case) -> Iterator[tuple[str, Companion | None]]:
     """Ends of names of tensors that a case does not have, with their record in its format."""
-    endings = {c.ending for other in FORMATS for c in other.companions} | {".mystery_scale"}
+    endings = {
+        companion.ending for file_format in FORMATS for companion in file_format.companions
+    } | {".mystery_scale"}
     for ending in sorted(endings):
         is_own = ending.lstrip("._") in {key.lstrip("._") for key in case.tensors}
         if ending.startswith(".") and "*" not in ending and not is_own:
@@ -135,11 +137,11 @@ def test_added_companions_are_refused_by_name_or_have_no_effect(name: str, tmp_p
     columns = case.weight(case.tensors, case.keys).shape[-1]
     for ending, record in added(layout, case):
         tensors = case.tensors | {ending.removeprefix("."): torch.full((columns,), 2.0)}
-        found = outcome(with_tensors(case, tensors), tmp_path, f"a{ending}")
+        message = outcome(with_tensors(case, tensors), tmp_path, f"a{ending}")
         if record is None:
-            assert f"a{ending}" in found, ending
+            assert f"a{ending}" in message, ending
         elif record.effect is Effect.NONE:
-            assert found == "read", ending
+            assert message == "read", ending
 
 
 # Values that are tried for each key: a switch, a number, a word, a list, and nested keys.
@@ -149,9 +151,9 @@ TRIED: tuple[Any, ...] = (True, False, 3, -1, 0, "other", "gptq_v2", [7, 7], {"x
 def paths(layout: QuantizedFormat, case: Case) -> Iterator[tuple[Key, list[str]]]:
     """All keys of a format with their path in the configuration of a case."""
     for key in layout.keys:
-        words = key.name.split(".")
+        words_of_key = key.name.split(".")
         groups = [*case.keys.get("config_groups", {"group_0": {}})]
-        yield key, [groups[0] if word == "*" else word for word in words]
+        yield key, [groups[0] if word == "*" else word for word in words_of_key]
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].config])
@@ -166,9 +168,9 @@ def test_changed_keys_are_refused_or_change_the_values_as_the_formula_does(
             continue
         for number in numbers.permutation(len(TRIED))[:count]:
             value = TRIED[number]
-            found = _with_key(with_key(case, path, value), tmp_path, path[-1])
+            message = _with_key(with_key(case, path, value), tmp_path, path[-1])
             if key.effect is Effect.REFUSED and value not in (None, False, 0, *key.neutral):
-                assert key.name.rpartition(".")[2] in found, (key.name, value)
+                assert key.name.rpartition(".")[2] in message, (key.name, value)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].config])
@@ -250,8 +252,8 @@ def test_promised_companions_that_are_missing_are_refused(name, path, value, tmp
 def test_an_order_of_minus_ones_is_none(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     order = torch.full((64,), -1, dtype=torch.int32)
-    one = with_tensors(case, case.tensors | {"weight_g_idx": order})
-    assert outcome(one, tmp_path, "weight_g_idx") == "read"
+    ordered = with_tensors(case, case.tensors | {"weight_g_idx": order})
+    assert outcome(ordered, tmp_path, "weight_g_idx") == "read"
 
 
 def test_modules_of_other_bits_take_the_group_that_targets_them(tmp_path: Path) -> None:

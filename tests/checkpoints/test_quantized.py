@@ -1,4 +1,4 @@
-"""Quantized matrices beside what the libraries that made them dequantize them to."""
+"""Quantized matrices next to the values to which their own libraries dequantize them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ ROUNDED = {"nvfp4-pack-quantized-4-tensor_group": 2**-8, "int8": 2**-22}
 
 
 def case(name: str, at: str = "a") -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
-    """A case's tensors under a module's name, what they stand for, and the configuration."""
-    every = safetensors.load(STORED)
-    own = {k.removeprefix(f"{name}/"): v for k, v in every.items() if k.startswith(f"{name}/")}
-    values = own.pop("values").numpy()
-    return {f"{at}.{key}": value for key, value in own.items()}, values, json.loads(CONFIGS[name])
+    """A case's tensors under a module's name, the values, and the configuration."""
+    stored = safetensors.load(STORED)
+    tensors = {k.removeprefix(f"{name}/"): v for k, v in stored.items() if k.startswith(f"{name}/")}
+    values = tensors.pop("values").numpy()
+    return (
+        {f"{at}.{key}": value for key, value in tensors.items()},
+        values,
+        json.loads(CONFIGS[name]),
+    )
 
 
 # Of which rows are no ranges of bytes.
@@ -47,7 +51,9 @@ def test_values_are_the_librarys_own(name, tmp_path, monkeypatch):
     counts: list[int] = []
     read_into = LocalFile.read_into
     monkeypatch.setattr(
-        LocalFile, "read_into", lambda *given: (counts.append(len(given[2])), read_into(*given))
+        LocalFile,
+        "read_into",
+        lambda *arguments: (counts.append(len(arguments[2])), read_into(*arguments)),
     )
     tensors, values, config = case(name)
     checkpoint = open_checkpoint(write(tmp_path, tensors, config))
@@ -60,8 +66,8 @@ def test_values_are_the_librarys_own(name, tmp_path, monkeypatch):
     np.testing.assert_allclose(read, values, rtol=ROUNDED.get(name, 0))
     counts.clear()
     count = len(values)
-    (some,) = checkpoint.read([Part("a.weight", ((count // 2, count // 2 + 1), (0, 1)))])
-    np.testing.assert_array_equal(some, read[[count // 2, 0]])
+    (chosen_rows,) = checkpoint.read([Part("a.weight", ((count // 2, count // 2 + 1), (0, 1)))])
+    np.testing.assert_array_equal(chosen_rows, read[[count // 2, 0]])
     assert (sum(counts) < info.nbytes) != name.startswith(WHOLE)
 
 
@@ -104,9 +110,10 @@ def test_codes_are_the_same_only_under_the_same_scales(name: str, tmp_path: Path
     stored, _, about, config = llama(lambda at: case(name, at))
     at = "layers.0.self_attn.q_proj."
     scales = [key for key in stored if at in key and re.search("SCB|scale$|scales$", key)]
-    other = stored | {key: 2 * stored[key] for key in scales}
+    rescaled = stored | {key: 2 * stored[key] for key in scales}
     first, second = (
-        write(tmp_path / f"{n}", one, about | config) for n, one in enumerate((stored, other))
+        write(tmp_path / f"{number}", tensors, about | config)
+        for number, tensors in enumerate((stored, rescaled))
     )
     assert scales
     assert wqk.same(first, first, everything=True).same
@@ -118,25 +125,31 @@ def packed(
 ) -> tuple[Any, Any]:
     """Codes and scales of compressed-tensors' packed whole numbers, rounded to the nearest.
 
-    Columns that share a scale are neighbors in ``order``. With ``inputs`` (N, I) the error of each
-    column is made up for in those after it (GPTQ).
+    Columns that share a scale are neighbors in ``order``. With ``inputs`` (N, I) the error of a
+    column is compensated in the columns after it (GPTQ).
     """
     half = 2 ** (bits - 1)
     order = np.arange(weight.shape[1]) if order is None else order
     grouped = weight[:, order].reshape(len(weight), -1, group)
     scales = np.abs(grouped).max(axis=-1) / (half - 0.5)
     if inputs is not None:
-        left, each = weight.copy(), np.repeat(scales, group, axis=1)
-        second = inputs.T @ inputs + 0.01 * np.square(inputs).sum(0).mean() * np.eye(left.shape[1])
+        remaining, step_by_column = weight.copy(), np.repeat(scales, group, axis=1)
+        second = inputs.T @ inputs + 0.01 * np.square(inputs).sum(0).mean() * np.eye(
+            remaining.shape[1]
+        )
         upper = np.linalg.cholesky(np.linalg.inv(second)).T
-        for at, step in enumerate(each.T):
-            error = left[:, at] - step * np.clip(np.rint(left[:, at] / step), -half, half - 1)
-            left[:, at + 1 :] -= np.outer(error / upper[at, at], upper[at, at + 1 :])
-        grouped = left.reshape(grouped.shape)
+        for column, step in enumerate(step_by_column.T):
+            error = remaining[:, column] - step * np.clip(
+                np.rint(remaining[:, column] / step), -half, half - 1
+            )
+            remaining[:, column + 1 :] -= np.outer(
+                error / upper[column, column], upper[column, column + 1 :]
+            )
+        grouped = remaining.reshape(grouped.shape)
     codes = np.clip(np.rint(grouped / scales[..., None]), -half, half - 1).astype(np.int64) + half
     codes = codes.reshape(weight.shape)[:, np.argsort(order)].reshape(len(weight), -1, 32 // bits)
-    words = (codes << np.arange(0, 32, bits)).sum(axis=-1).astype(np.uint32).view(np.int32)
-    return torch.tensor(words), torch.tensor(scales).float()
+    packed_codes = (codes << np.arange(0, 32, bits)).sum(axis=-1).astype(np.uint32).view(np.int32)
+    return torch.tensor(packed_codes), torch.tensor(scales).float()
 
 
 ORDER = np.random.default_rng(1).permutation(64)
@@ -202,11 +215,11 @@ def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_pat
         values *= np.repeat(scales.numpy(), 32, axis=1)
         nearest = np.clip(np.rint(wide / np.repeat(scales.numpy(), 32, axis=1)), -half, half - 1)
         nearest *= np.repeat(scales.numpy(), 32, axis=1)
-        apart = [np.linalg.norm(inputs @ (one - wide).T) for one in (values, nearest)]
-        assert kind == "AWQ" or apart[0] < 0.7 * apart[1]  # it is calibrated
+        errors = [np.linalg.norm(inputs @ (rounded - wide).T) for rounded in (values, nearest)]
+        assert kind == "AWQ" or errors[0] < 0.7 * errors[1]  # it is calibrated
     quantized = write(tmp_path / "quantized", stored, config)
-    found, table = wqk.same(original, quantized), wqk.diff(original, quantized)
-    assert found.same, found.sentence
+    comparison, table = wqk.same(original, quantized), wqk.diff(original, quantized)
+    assert comparison.same, comparison.sentence
     share = table.frame["moved"] / table.frame["rounding"]
     assert 0.7 < share.min() < share.max() < 1.6
     assert table.metadata["folded_norms"]
@@ -224,8 +237,8 @@ def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(bits, share
     for name in [n for n in tensors if re.search("[qk]_proj", n)]:
         codes, scales = packed(tensors.pop(name).double().numpy(), bits)
         tensors |= {f"{name}_packed": codes, f"{name}_scale": scales}
-    found = wqk.same(original, write(tmp_path / "quantized", tensors, config))
-    assert found.same, found.sentence
+    comparison = wqk.same(original, write(tmp_path / "quantized", tensors, config))
+    assert comparison.same, comparison.sentence
 
 
 @pytest.mark.parametrize("name", ["torchao-int4", "torchao-float8", "float-quantized-8-channel"])
@@ -245,25 +258,29 @@ def test_rounding_is_told_of_formats_whose_bits_are_not_their_types(name, tmp_pa
 
 def swapped(codes: Any) -> Any:
     """Packed codes with the halves of every byte exchanged."""
-    words = codes.numpy().view(np.uint32)
-    exchanged = (words & 0x0F0F0F0F) << 4 | (words >> 4) & 0x0F0F0F0F
+    packed_codes = codes.numpy().view(np.uint32)
+    exchanged = (packed_codes & 0x0F0F0F0F) << 4 | (packed_codes >> 4) & 0x0F0F0F0F
     return torch.tensor(exchanged.view(np.int32))
 
 
 def in_layer(tensors: dict[str, Any], change: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
     """Tensors of one layer's queries changed, by their endings."""
-    ends = {f"model.{Q_PROJ}.weight_{of}": how for of, how in change.items()}
+    ends = {f"model.{Q_PROJ}.weight_{of}": edit for of, edit in change.items()}
     return {k: ends[k](v) if k in ends else v for k, v in tensors.items()}
 
 
-def in_order(words: Any) -> Any:
+def in_order(packed_codes: Any) -> Any:
     """Packed codes with their columns in the order of their groups."""
-    codes = unpacked(words.numpy(), 4, 64)[:, ORDER].reshape(len(words), -1, 8).astype(np.int64)
+    codes = (
+        unpacked(packed_codes.numpy(), 4, 64)[:, ORDER]
+        .reshape(len(packed_codes), -1, 8)
+        .astype(np.int64)
+    )
     return torch.tensor((codes << np.arange(0, 32, 4)).sum(-1).astype(np.uint32).view(np.int32))
 
 
-def as_bytes(words: Any) -> Any:
-    return torch.tensor(words.numpy().view(np.uint32).byteswap().view(np.int32))
+def as_bytes(packed_codes: Any) -> Any:
+    return torch.tensor(packed_codes.numpy().view(np.uint32).byteswap().view(np.int32))
 
 
 def neighbors(groups: Any) -> Any:
@@ -308,17 +325,17 @@ def test_mistakes_in_a_quantized_file_are_named_and_undone(order, change, named,
     assert "but for quantization (INT 4-bit" in right.sentence
     most = max(max(block.distance.values()) for block in right.blocks)
     assert re.search(rf"moved most, as layer.head: [01]\.[0-3] \({most:.2g}\), ", right.sentence)
-    found = wqk.same(original, write(tmp_path / "wrong", in_layer(stored, change), config))
-    assert not found.same
-    assert [block.same for block in found.blocks] == [True, False]
-    assert "beyond what quantization explains" in found.sentence
-    assert named in found.sentence
-    assert "moved most, as layer.head: 1." in found.sentence
-    assert found.blocks[1].repair
+    comparison = wqk.same(original, write(tmp_path / "wrong", in_layer(stored, change), config))
+    assert not comparison.same
+    assert [block.same for block in comparison.blocks] == [True, False]
+    assert "beyond what quantization explains" in comparison.sentence
+    assert named in comparison.sentence
+    assert "moved most, as layer.head: 1." in comparison.sentence
+    assert comparison.blocks[1].repair
 
 
 def test_wrong_layers_are_named(tmp_path: Path) -> None:
-    """Two layers in each other's place; one that should be plain; one that should not."""
+    """Two exchanged layers; a quantized layer that should be plain, and the reverse."""
     original, stored, config = both(tmp_path / "original")
     places = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
     swapped = {re.sub(r"layers\.\d\.", lambda m: places[m[0]], k): v for k, v in stored.items()}
@@ -339,19 +356,22 @@ def test_wrong_layers_are_named(tmp_path: Path) -> None:
             (mixed, listed, "The same"),
         )
     ):
-        found = wqk.same(original, write(tmp_path / str(number), tensors, about))
-        assert named in found.sentence
-        assert found.same == (named == "The same")
+        comparison = wqk.same(original, write(tmp_path / str(number), tensors, about))
+        assert named in comparison.sentence
+        assert comparison.same == (named == "The same")
 
 
 def test_two_quantizations_stand_side_by_side(tmp_path: Path) -> None:
     original, fine, config = both(tmp_path / "original", 8)
-    _, coarse, other = both(tmp_path / "again", 4)
+    _, coarse, config_of_coarse = both(tmp_path / "again", 4)
     plain = safetensors.load_file(original / "model.safetensors")
     for name in {name.rpartition(".")[0] for name in coarse}:  # of the same weights
-        words, scales = packed(plain[f"{name}.weight"].numpy(), 4)
-        coarse |= {f"{name}.weight_packed": words, f"{name}.weight_scale": scales}
-    four, eight = write(tmp_path / "int4", coarse, other), write(tmp_path / "int8", fine, config)
+        packed_codes, scales = packed(plain[f"{name}.weight"].numpy(), 4)
+        coarse |= {f"{name}.weight_packed": packed_codes, f"{name}.weight_scale": scales}
+    four, eight = (
+        write(tmp_path / "int4", coarse, config_of_coarse),
+        write(tmp_path / "int8", fine, config),
+    )
     table = wqk.diff(original, four, beside=eight)
     alone = wqk.diff(original, eight)
     np.testing.assert_array_equal(table.frame["beside"], alone.frame["moved"])
@@ -374,24 +394,24 @@ def hostile(dice: Random, tensors: dict[str, Any], config: Any) -> tuple[str, di
     key = dice.choice(sorted(tensors))
     tensor, numbers = tensors[key], np.random.default_rng(dice.randrange(2**32))
     flat = tensor.reshape(-1).clone()
-    at, extreme = dice.randrange(len(flat)), dice.choice([-1, 2**31 - 1, -(2**31), 127, 255])
+    place, extreme = dice.randrange(len(flat)), dice.choice([-1, 2**31 - 1, -(2**31), 127, 255])
     kind = dice.choice(["shape", "type", "noise", "extreme", "NaN", "settings", "state"])
     match kind:
         case "shape":
             count = dice.choice([0, 1, 2, 3, len(flat) // 2, len(flat) + 1, 2 * len(flat)])
             longer = torch.cat([flat, flat, flat])[:count]
             turned = tensor.T if tensor.ndim == 2 else tensor[None]
-            every = [longer, turned, tensor[..., None], longer[None], longer[:, None]]
-            changed = dice.choice(every)
+            shapes = [longer, turned, tensor[..., None], longer[None], longer[:, None]]
+            changed = dice.choice(shapes)
         case "type":
-            other = dice.choice(["int8", "uint8", "int32", "int64", "float16", "float64"])
-            changed = tensor.float().nan_to_num(0).clamp(-100, 100).to(getattr(torch, other))
+            dtype = dice.choice(["int8", "uint8", "int32", "int64", "float16", "float64"])
+            changed = tensor.float().nan_to_num(0).clamp(-100, 100).to(getattr(torch, dtype))
         case "noise":
             raw = flat.contiguous().view(torch.uint8)
             raw = torch.tensor(numbers.integers(0, 256, len(raw)).astype(np.uint8))
             changed = raw.view(tensor.dtype).reshape(tensor.shape)
         case "NaN" if tensor.dtype in (torch.float16, torch.float32) and "map" not in key:
-            flat[at] = torch.nan
+            flat[place] = torch.nan
             changed = flat.reshape(tensor.shape)
         case "state" if "quant_state" in key:
             state = {}  # where it was no JSON any more
@@ -402,7 +422,9 @@ def hostile(dice: Random, tensors: dict[str, Any], config: Any) -> tuple[str, di
             return kind, tensors, mutated(config, dice)
         case _:
             kind = "extreme"
-            flat[at] = torch.tensor(extreme).to(tensor.dtype)  # as much of it as there is room for
+            flat[place] = torch.tensor(extreme).to(
+                tensor.dtype
+            )  # as much of it as there is room for
             changed = flat.reshape(tensor.shape)
     return f"{kind} of {key}", tensors | {key: changed.contiguous()}, config
 
@@ -411,14 +433,14 @@ def survive(name: str, seed: int, folder: Path) -> None:
     """A hostile file gives an error of ours, or values that agree with each other."""
     dice = Random(seed)
     tensors, values, config = case(name)
-    what, changed, about = hostile(dice, tensors, config)
+    description, changed, about = hostile(dice, tensors, config)
     if dice.random() < 0.3:  # and another
         more, changed, about = hostile(dice, changed, about)
-        what += f", {more}"
+        description += f", {more}"
     write(folder, changed, about)
     file = folder / "model.safetensors"
     if dice.random() < 0.05:
-        what += ", truncated"
+        description += ", truncated"
         file.write_bytes(file.read_bytes()[: dice.randrange(file.stat().st_size)])
     try:
         checkpoint = open_checkpoint(folder)
@@ -426,16 +448,16 @@ def survive(name: str, seed: int, folder: Path) -> None:
             return
         shape = checkpoint.tensors()["a.weight"].shape
         (read,) = checkpoint.read([Part("a.weight")])
-        assert read.shape == shape, what
+        assert read.shape == shape, description
         (last,) = checkpoint.read([Part("a.weight", ((len(read) - 1, len(read)),))])
-        np.testing.assert_array_equal(last[0], read[-1], err_msg=what)
+        np.testing.assert_array_equal(last[0], read[-1], err_msg=description)
     except CheckpointError:
         return
     # A description that is wrong does not change what is read; without a word of the version, it
     # is GPTQ's first, as for the library.
-    if what == "settings" and not name.startswith("gptq_v2"):
+    if description == "settings" and not name.startswith("gptq_v2"):
         np.testing.assert_allclose(read, values, rtol=ROUNDED.get(name, 0), err_msg=str(about))
-    assert np.isnan(read).any() or not re.fullmatch("NaN of [^,]*", what), what
+    assert np.isnan(read).any() or not re.fullmatch("NaN of [^,]*", description), description
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -475,12 +497,12 @@ WRONG: list[tuple[str, str, Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "key", "change", "said"), WRONG)
-def test_tensors_of_another_kind_are_refused(name, key, change, said, tmp_path):
+@pytest.mark.parametrize(("name", "key", "change", "message"), WRONG)
+def test_tensors_of_another_kind_are_refused(name, key, change, message, tmp_path):
     tensors, _, config = case(name)
     tensors[f"a.{key}"] = change(tensors[f"a.{key}"])
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         open_checkpoint(write(tmp_path, kept, config)).tensors()
 
 
@@ -488,8 +510,8 @@ def test_scales_of_rows_may_be_a_vector(tmp_path: Path) -> None:
     tensors, values, config = case("pack-quantized-4-channel")
     tensors["a.weight_scale"] = tensors["a.weight_scale"].reshape(-1)
     checkpoint = open_checkpoint(write(tmp_path, tensors, config))
-    found = checkpoint.read([Part("a.weight"), Part("a.weight", ((3, 4),))])
-    for read, expected in zip(found, (values, values[3:4]), strict=True):
+    arrays = checkpoint.read([Part("a.weight"), Part("a.weight", ((3, 4),))])
+    for read, expected in zip(arrays, (values, values[3:4]), strict=True):
         np.testing.assert_array_equal(read, expected)
 
 

@@ -48,16 +48,22 @@ def test_what_is_no_address_is_told_as_it_was_written():
 
 @pytest.mark.parametrize("noise", ["a", "?", "%3F", "a:", "a.b-", "://", "a@:/", "&a=", "http://"])
 def test_secrets_are_looked_for_in_linear_time(noise: str):
-    """Of 300,000 characters: a quadratic search takes minutes."""
+    """A quadratic search through 300,000 characters takes minutes."""
     for text in (noise * (300_000 // len(noise)), "http://" + noise * (300_000 // len(noise))):
         with within(10):
-            told = without_secrets(text), redacted(text)
-        assert max(map(len, told)) <= len(text)
+            messages = without_secrets(text), redacted(text)
+        assert max(map(len, messages)) <= len(text)
 
 
 def test_addresses_that_differ_in_their_query_are_two_checkpoints():
-    for one, other in (("id=1", "id=2"), ("signature=a", "signature=b"), ("id=1", "")):
-        jobs = expand([f"https://example.org/m.safetensors?{query}" for query in (one, other)])
+    for first_query, second_query in (
+        ("id=1", "id=2"),
+        ("signature=a", "signature=b"),
+        ("id=1", ""),
+    ):
+        jobs = expand(
+            [f"https://example.org/m.safetensors?{query}" for query in (first_query, second_query)]
+        )
         assert len({job.key for job in jobs}) == len({job.name for job in jobs}) == 2
     # Also where they do not meet in one survey, unless it is only signed anew.
     keys = [expand([f"https://example.org/m?{q}"])[0].key for q in ("id=1&sig=a", "id=2", "id=1")]

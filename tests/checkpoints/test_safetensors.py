@@ -258,7 +258,10 @@ TWICE = '{"w":%s,"w":%s}' % (json.dumps(GOOD), json.dumps(GOOD))  # noqa: UP031
 # name -> header, bytes of data, and what the message must say
 LIES: dict[str, tuple[Any, int, str]] = {
     **BAD_HEADERS,
-    **{name: (entry(**changes), *rest) for name, (changes, *rest) in BAD_ENTRIES.items()},
+    **{
+        name: (entry(**changes), *expectations)
+        for name, (changes, *expectations) in BAD_ENTRIES.items()
+    },
     "not UTF-8": (b'{"\xff\xfe": 1}', 0, "not valid JSON"),
     "deep lists": ('{"w":' + "[" * 200_000, 0, "not valid JSON"),
     "deep objects": ('{"w":' * 100_000, 0, "not valid JSON"),
@@ -320,7 +323,7 @@ def mutate(content: bytes, dice: random.Random) -> bytes:
     end = 8 + int.from_bytes(content[:8], "little")
     for _ in range(dice.choice([1, 1, 2, 5])):
         place = dice.randrange(end)
-        other = dice.randrange(end)
+        source = dice.randrange(end)
         match dice.randrange(5):
             case 0:
                 result[place] = dice.randrange(256)
@@ -331,14 +334,14 @@ def mutate(content: bytes, dice: random.Random) -> bytes:
             case 3:
                 del result[place : place + dice.randrange(1, 4)]
             case _:
-                result[place : place + 4] = result[other : other + 4]
+                result[place : place + 4] = result[source : source + 4]
     if dice.random() < 0.5:  # a header length that is right again, so that the JSON is reached
         result[:8] = (end - 8 + len(result) - len(content)).to_bytes(8, "little")
     return bytes(result)
 
 
 def survive(seed: int, count: int) -> int:
-    """How many mutated files were refused; anything but a `WqkError` comes through."""
+    """Number of mutated files that were refused; any error but a `WqkError` is raised."""
     dice, content, times = random.Random(seed), small_file(), 0
     for _ in range(count):
         mutated = mutate(content, dice)

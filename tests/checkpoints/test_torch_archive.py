@@ -85,12 +85,12 @@ def test_the_only_weights_in_a_dictionary_are_read_whatever_they_are_called(tmp_
 
 
 def test_other_weights_beside_the_model_s_are_told(tmp_path):
-    one, other = ({"layers.0.q": tensor} for tensor in weights(0, "a", "b").values())
-    torch.save({"ema": other, "model": one}, tmp_path / "model.pt")
+    model, further = ({"layers.0.q": tensor} for tensor in weights(0, "a", "b").values())
+    torch.save({"ema": further, "model": model}, tmp_path / "model.pt")
     checkpoint = open_checkpoint(tmp_path)
-    assert_holds(checkpoint, one)
+    assert_holds(checkpoint, model)
     assert checkpoint.notes == ("passed over further weights in the archive: ema",)
-    torch.save({"student": one, "teacher": other}, tmp_path / "model.pt")
+    torch.save({"student": model, "teacher": further}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match="student and teacher may be; save one"):
         open_checkpoint(tmp_path)
 
@@ -168,18 +168,18 @@ def test_a_transposed_view_is_another_tensor(tmp_path):
     square = torch.randn(4, 4)
     for name, tensor in (("a.pt", square), ("b.pt", square.T)):
         torch.save({"w": tensor}, tmp_path / name)
-    both = [open_checkpoint(tmp_path / name) for name in ("a.pt", "b.pt")]
-    assert not equal_parts(both, [Part("w")] * 2, numbers=True)
-    assert equal_parts([both[1]] * 2, [Part("w")] * 2, numbers=True)
+    checkpoints = [open_checkpoint(tmp_path / name) for name in ("a.pt", "b.pt")]
+    assert not equal_parts(checkpoints, [Part("w")] * 2, numbers=True)
+    assert equal_parts([checkpoints[1]] * 2, [Part("w")] * 2, numbers=True)
 
 
 def test_compressed_members_are_refused(tmp_path):
-    """What some tools make of an archive to save space."""
+    """Some tools compress an archive to save space."""
     torch.save(weights(0, "a"), tmp_path / "whole.pt")
-    whole = zipfile.ZipFile(tmp_path / "whole.pt")
-    with whole, zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as smaller:
-        for name in whole.namelist():
-            smaller.writestr(name, whole.read(name))
+    plain = zipfile.ZipFile(tmp_path / "whole.pt")
+    with plain, zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as smaller:
+        for name in plain.namelist():
+            smaller.writestr(name, plain.read(name))
     for rows in (None, ((0, 1),)):
         with pytest.raises(CheckpointError, match="the data of 'a' is compressed, which"):
             open_checkpoint(tmp_path / "model.pt").read([Part("a", rows)])
@@ -187,11 +187,11 @@ def test_compressed_members_are_refused(tmp_path):
 
 def test_values_that_the_archive_lacks_are_named(tmp_path):
     torch.save({"w": torch.ones(4, 4)}, tmp_path / "whole.pt")
-    whole = zipfile.ZipFile(tmp_path / "whole.pt")
-    with whole, zipfile.ZipFile(tmp_path / "model.pt", "w") as lacking:
-        for name in whole.namelist():
+    complete = zipfile.ZipFile(tmp_path / "whole.pt")
+    with complete, zipfile.ZipFile(tmp_path / "model.pt", "w") as lacking:
+        for name in complete.namelist():
             if not name.endswith("data/0"):
-                lacking.writestr(name, whole.read(name))
+                lacking.writestr(name, complete.read(name))
     checkpoint = open_checkpoint(tmp_path / "model.pt")
     for rows in (None, ((0, 1),)):
         with pytest.raises(CheckpointError, match="the data of 'w' is missing"):
@@ -289,7 +289,7 @@ def archive(zipped: bool = True) -> bytes:
 
 
 def attempt(path: Path, content: bytes) -> bool:
-    """Whether an archive of these bytes is refused."""
+    """Return whether an archive of these bytes is refused."""
     path.write_bytes(content)
     return refused(read_all, path)
 

@@ -69,15 +69,17 @@ def lensed(folded: bool = False) -> Arrays:
 
 
 @pytest.mark.parametrize("folded", [False, True])
-@pytest.mark.parametrize("known", [False, True])
-def test_it_is_the_same_as_its_original(folded: bool, known: bool) -> None:
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_it_is_the_same_as_its_original(folded: bool, is_configured: bool) -> None:
     kind = "RMSPre" if folded else "RMS"
-    theirs = StateDict(lensed(folded), LENS | {"normalization_type": kind} if known else {}, "lens")
-    for pair in ((LLAMA, theirs), (theirs, LLAMA)):
+    lens = StateDict(
+        lensed(folded), LENS | {"normalization_type": kind} if is_configured else {}, "lens"
+    )
+    for pair in ((LLAMA, lens), (lens, LLAMA)):
         comparison = same(*pair)
         assert comparison.same, (comparison.sentence, comparison.causes)
         assert len(comparison.blocks) == LAYERS
-        assert bool(comparison.notes) == (not known)
+        assert bool(comparison.notes) == (not is_configured)
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
@@ -86,13 +88,13 @@ def test_saved_state_dicts_are_read(tmp_path: Any, ending: str) -> None:
     path = tmp_path / f"lens.{ending}"
     write = torch.save if ending == "pt" else pytest.importorskip("safetensors.torch").save_file
     write(state, path)
-    # The original's configuration beside it is not that of these tensors.
+    # The original's configuration next to the file is not that of these tensors.
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     model = wqk.open(open_checkpoint(path))
     assert [(plan.query.heads, plan.key.heads) for plan in model.plans] == [(H, G)] * LAYERS
     assert same(model, LLAMA).same
-    ours, theirs = (wqk.scan(one).frame["symmetry"] for one in (path, LLAMA))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    scores, expected = (wqk.scan(ref).frame["symmetry"] for ref in (path, LLAMA))
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
 def test_a_module_tells_its_configuration() -> None:

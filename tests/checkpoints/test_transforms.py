@@ -29,17 +29,17 @@ Tensors = dict[str, torch.Tensor]
 
 def written(case: str) -> tuple[Tensors, Tensors]:
     """Tensors of a model that the library rotated, and the matrices of its modules."""
-    every = {
+    stored = {
         name.removeprefix(f"{case}/"): tensor
         for name, tensor in safetensors.load(STORED).items()
         if name.startswith(f"{case}/")
     }
     effective = {
         name.removeprefix("effective/"): tensor
-        for name, tensor in every.items()
+        for name, tensor in stored.items()
         if name.startswith("effective/")
     }
-    return {n: t for n, t in every.items() if not n.startswith("effective/")}, effective
+    return {n: t for n, t in stored.items() if not n.startswith("effective/")}, effective
 
 
 def configured(case: str) -> dict[str, Any]:
@@ -151,9 +151,9 @@ def test_matrices_that_are_missing_or_changed_are_refused(case: str, tmp_path: P
     for name in tensors:
         if "v_input" not in name:
             continue
-        rest = {key: tensor for key, tensor in tensors.items() if key != name}
+        remaining = {key: tensor for key, tensor in tensors.items() if key != name}
         with pytest.raises(CheckpointError, match="v_input"):
-            read_all(save(tmp_path, rest, configured(case)))
+            read_all(save(tmp_path, remaining, configured(case)))
         with pytest.raises(CheckpointError, match="v_input"):
             read_all(save(tmp_path, tensors | {name: tensors[name][:1]}, configured(case)))
         if case != "random-matrix-4":

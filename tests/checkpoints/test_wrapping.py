@@ -39,8 +39,8 @@ def test_saved_names_with_wrappers_are_those_of_the_plain_model(tmp_path, place)
 
 def test_an_average_beside_the_model_keeps_its_names() -> None:
     state = bert().state_dict()
-    both = state | {f"module.{name}": tensor * 2 for name, tensor in state.items()}
-    assert open_checkpoint(both).tensors().keys() == both.keys()
+    tensors = state | {f"module.{name}": tensor * 2 for name, tensor in state.items()}
+    assert open_checkpoint(tensors).tensors().keys() == tensors.keys()
 
 
 def test_layers_compiled_by_themselves_are_known_and_can_be_set() -> None:
@@ -48,6 +48,6 @@ def test_layers_compiled_by_themselves_are_known_and_can_be_set() -> None:
     for number, layer in enumerate(model.encoder.layer):
         model.encoder.layer[number] = torch.compile(layer, backend="eager")
     assert set(wqk.scan(model).frame["family"]) == {"bert"}
-    for one in (plain, model):
-        wqk.initialize_(one, "symmetric")
+    for network in (plain, model):
+        wqk.initialize_(network, "symmetric")
     assert same(wqk.scan(model), wqk.scan(plain))
