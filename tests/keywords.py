@@ -1,4 +1,4 @@
-"""What a type checker must refuse, and accept: mypy reports an ignored error that is none."""
+"""Calls that a type checker must refuse or accept: mypy reports an ignored error that is none."""
 
 from typing import TYPE_CHECKING, Any, assert_type
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # never run
     assert_type(head.symmetry, float)
     assert_type(head.ov, wqk.BilinearForm)
     assert_type(model[:, 0], list[wqk.Head])
-    assert_type([one.norm for one in model[1].heads], list[float])
+    assert_type([head.norm for head in model[1].heads], list[float])
     assert_type(model[1].form.symmetry, float)
     assert_type(wqk.BilinearForm([[1.0]], [[1.0]]).directionality, float)
     assert_type(model[1].heads.symmetry, Any)  # an array

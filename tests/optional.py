@@ -60,13 +60,13 @@ def skip_without_packages(collector: pytest.Collector) -> None:
     collect = collector.collect
 
     def collect_or_skip() -> list[pytest.Item | pytest.Collector]:
-        known = set(sys.modules)
+        imported = set(sys.modules)
         try:
             return list(collect())
         except Exception as error:
             package = missing_package(error)
             # A module that was imported in part would make later imports of it fail otherwise.
-            for name in set(sys.modules) - known:
+            for name in set(sys.modules) - imported:
                 if name.startswith("tests."):
                     del sys.modules[name]
             if package is None:

@@ -31,10 +31,12 @@ class Outcome(NamedTuple):
 def run_step(name: str, inputs: dict[str, str], folder: Path, **variables: str) -> Outcome:
     """Run one step of the action in a folder, as a runner does, with further variables."""
     (step,) = [step for step in ACTION["runs"]["steps"] if step["name"] == name]
-    defaults = {name: str(given.get("default", "")) for name, given in ACTION["inputs"].items()}
+    defaults = {
+        name: str(declaration.get("default", "")) for name, declaration in ACTION["inputs"].items()
+    }
     values = defaults | inputs
     environment = {
-        name: INPUT.sub(lambda found: values[found[1]], text).replace(ACTION_PATH, str(ROOT))
+        name: INPUT.sub(lambda match: values[match[1]], text).replace(ACTION_PATH, str(ROOT))
         for name, text in step["env"].items()
     }
     outputs, summary = folder / "outputs", folder / "summary"
@@ -103,7 +105,9 @@ def test_the_example_passes_inputs_that_the_action_has() -> None:
     (job,) = example["jobs"].values()
     (inputs,) = [step["with"] for step in job["steps"] if "wqk" in step.get("uses", "")]
     assert set(inputs) <= set(ACTION["inputs"])
-    required = {name for name, given in ACTION["inputs"].items() if given.get("required")}
+    required = {
+        name for name, declaration in ACTION["inputs"].items() if declaration.get("required")
+    }
     assert required <= set(inputs)
 
 

@@ -82,8 +82,8 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
     llama = transformers.LlamaForCausalLM(config)
     llama.save_pretrained("llama")
     monkeypatch.setattr(test_gguf, "LAYERS", 3)
-    wanted = re.compile("[qkv]_proj|input_layernorm")
-    state = {n: v.numpy() for n, v in llama.state_dict().items() if wanted.search(n)}
+    of_attention = re.compile("[qkv]_proj|input_layernorm")
+    state = {n: v.numpy() for n, v in llama.state_dict().items() if of_attention.search(n)}
     test_gguf.write(Path("model.gguf"), StateDict(state, config.to_dict(), "llama"), key_heads=2)
     wqk.compose("llama").write("pairs.parquet")
     wqk.scan("llama").write("bare.csv")

@@ -50,7 +50,7 @@ SHARED = {
     "_typing",
     "_version",
 }
-# The laboratory's rooms, likewise; each may import all of the instrument.
+# The laboratory's rooms, also in order; each may import all of the instrument.
 LABORATORY_ROOMS = {
     "cli": "the laboratory's commands",
     "theory": "the paper's statements, computed on a model and a text, with verdicts",
@@ -192,12 +192,12 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_heavy_libraries_are_imported_late() -> None:
     early = {name_of(path): imported(path, late=False) for path in modules()}
-    found = {
+    heavy_by_module = {
         name: heavy
         for name, names in early.items()
-        if (heavy := {one.split(".")[0] for one in names} & HEAVY)
+        if (heavy := {imported_name.split(".")[0] for imported_name in names} & HEAVY)
     }
-    assert found.keys() == IMPORTED_LATE
+    assert heavy_by_module.keys() == IMPORTED_LATE
 
 
 ALONE = {
@@ -303,5 +303,7 @@ def test_no_name_hides_a_module() -> None:
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
     for name in late:  # here, where PyTorch is loaded already
-        parent, _, own = name.rpartition(".")
-        assert importlib.import_module(name) is getattr(importlib.import_module(parent), own)
+        parent, _, module_name = name.rpartition(".")
+        assert importlib.import_module(name) is getattr(
+            importlib.import_module(parent), module_name
+        )

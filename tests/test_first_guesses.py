@@ -60,7 +60,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
     """Calls that people guess for each goal, the likeliest first."""
-    ref, other, pair, net, rotary = desk.ref, desk.other, desk.pair, desk.net, desk.rotary
+    ref, other_ref, pair, net, rotary = desk.ref, desk.other, desk.pair, desk.net, desk.rotary
     model, batch, tokens = desk.model, desk.batch, desk.tokens
     a, b, x = desk.a, desk.b, desk.x
     return {
@@ -144,7 +144,10 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
             lambda: wqk.show(model[2, 1]),
         ],
         "are two models the same": [lambda: wqk.same(ref, ref), lambda: wqk.same(ref, ref).same],
-        "is one made of the other": [lambda: wqk.kin(ref, other), lambda: wqk.kin([ref, other])],
+        "is one made of the other": [
+            lambda: wqk.kin(ref, other_ref),
+            lambda: wqk.kin([ref, other_ref]),
+        ],
         "where two models differ": [lambda: wqk.diff(ref, ref), lambda: wqk.compare(ref, ref)],
         "which heads compose": [lambda: wqk.compose(pair), lambda: wqk.compose(wqk.open(pair))],
         "which tokens a head matches": [
@@ -172,20 +175,23 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
         "what a scan reads": [lambda: wqk.explain(ref), lambda: wqk.explain(model)],
         "is it the same": [lambda: bool(wqk.same(ref, ref)), lambda: wqk.same(ref, ref).same],
         "is it another": [
-            lambda: 1 / (not wqk.same(ref, other)),
-            lambda: 1 / (not wqk.same(ref, other).same),
+            lambda: 1 / (not wqk.same(ref, other_ref)),
+            lambda: 1 / (not wqk.same(ref, other_ref).same),
         ],
         "why not the same": [
-            lambda: wqk.same(ref, other).reason,
-            lambda: wqk.same(ref, other).causes,
+            lambda: wqk.same(ref, other_ref).reason,
+            lambda: wqk.same(ref, other_ref).causes,
         ],
         "same by layer": [lambda: wqk.same(ref, ref).frame],
-        "same as JSON": [lambda: json.dumps(wqk.same(ref, other).to_dict())],
+        "same as JSON": [lambda: json.dumps(wqk.same(ref, other_ref).to_dict())],
         "same, every tensor": [
             lambda: wqk.same(ref, ref, all=True),
             lambda: wqk.same(ref, ref, everything=True),
         ],
-        "the repair": [lambda: wqk.same(ref, other).repair, lambda: wqk.same(ref, other).fix],
+        "the repair": [
+            lambda: wqk.same(ref, other_ref).repair,
+            lambda: wqk.same(ref, other_ref).fix,
+        ],
         "show a head": [lambda: wqk.show(ref, layer=0, head=1), lambda: wqk.show(ref, 0, 1)],
         "save what is shown": [
             lambda: wqk.show(ref, 0, 1).save("s.png"),
@@ -193,14 +199,14 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
         ],
         "show the coupling": [lambda: wqk.show(ref, layer=0, coupling=True)],
         "are they related": [
-            lambda: bool(wqk.kin(ref, other)),
-            lambda: wqk.kin(ref, other).related,
+            lambda: bool(wqk.kin(ref, other_ref)),
+            lambda: wqk.kin(ref, other_ref).related,
         ],
         "what kin says": [
-            lambda: wqk.kin(ref, other).verdict,
-            lambda: wqk.kin(ref, other).conclusion,
+            lambda: wqk.kin(ref, other_ref).verdict,
+            lambda: wqk.kin(ref, other_ref).conclusion,
         ],
-        "kin's numbers": [lambda: wqk.kin(ref, other).frame],
+        "kin's numbers": [lambda: wqk.kin(ref, other_ref).frame],
         "compose's frame": [lambda: wqk.compose(pair).frame],
         "the strongest pairs": [
             lambda: wqk.compose(pair).top(5),
@@ -250,7 +256,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
     """Calls that cannot mean anything."""
     import torch
 
-    ref, other, net, model, batch = desk.ref, desk.other, desk.net, desk.model, desk.batch
+    ref, other_ref, net, model, batch = desk.ref, desk.other, desk.net, desk.model, desk.batch
     return [
         Mistake(lambda: wqk.logits(ref, batch), CheckpointError, "expected an nn.Module"),
         Mistake(
@@ -300,7 +306,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.report(model), TableError, "got Model"),
         Mistake(lambda: wqk.scan({"model": net.state_dict()}), CheckpointError, "under 'model'"),
         Mistake(lambda: wqk.open(str(ref)[:-2] + "r"), CheckpointError, "did you mean"),
-        Mistake(lambda: wqk.same(ref, other).reasons, AttributeError, "did you mean 'causes'"),
+        Mistake(lambda: wqk.same(ref, other_ref).reasons, AttributeError, "did you mean 'causes'"),
         Mistake(lambda: wqk.explain(ref).bytes, AttributeError, "did you mean 'bytes_to_read'"),
         Mistake(lambda: wqk.scan(ref, layers=0), CheckpointError, "such as layers=[0, -1]; got 0"),
         Mistake(

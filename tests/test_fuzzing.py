@@ -104,7 +104,7 @@ def test_adapters_are_read_as_they_say_or_refused(tmp_path: Path, count: int) ->
 def test_family_files_are_read_or_refused(count: int) -> None:
     dice, model = random.Random(1), small.llama(key_heads=4, sides="qkvo")
     files = sorted((Path(wqk.__file__).parent / "families" / "data").glob("*.toml"))
-    told: list[str] = []
+    messages: list[str] = []
     for _ in range(count):
         path = dice.choice(files) if dice.random() < 0.7 else files[0].with_name("llama.toml")
         text = path.read_text(encoding="utf-8")
@@ -125,9 +125,9 @@ def test_family_files_are_read_or_refused(count: int) -> None:
                 family = parse_family(text, path.name)
                 plan_attention(model, family)
         except WqkError as error:
-            told.append(str(error))
-    assert told
-    assert [one for one in told if "\n" in one] == []
+            messages.append(str(error))
+    assert messages
+    assert [message for message in messages if "\n" in message] == []
 
 
 # Verbs that neither wait, nor serve, nor start processes.
@@ -163,14 +163,14 @@ def test_command_lines_are_done_or_refused_in_a_line(tmp_path, monkeypatch, coun
     monkeypatch.chdir(tmp_path)
     dice = random.Random(2)
     verbs = {name: command.get_command(click.Context(command), name) for name in VERBS}
-    known = {name: verb for name, verb in verbs.items() if verb is not None}
+    verb_by_name = {name: verb for name, verb in verbs.items() if verb is not None}
     for _ in range(count):
-        name = dice.choice(sorted(known))
+        name = dice.choice(sorted(verb_by_name))
         line = [name, *([str(wqk.demo_model("encoder"))] * dice.choice([0, 1, 1, 1, 2]))]
         options = [
-            one
-            for one in known[name].params
-            if isinstance(one, click.Option) and not {"--help", "--jobs"} & {*one.opts}
+            parameter
+            for parameter in verb_by_name[name].params
+            if isinstance(parameter, click.Option) and not {"--help", "--jobs"} & {*parameter.opts}
         ]
         for option in dice.sample(options, min(len(options), dice.randrange(1, 4))):
             line.append(dice.choice(option.opts))

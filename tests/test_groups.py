@@ -52,13 +52,13 @@ def test_files_of_the_other_group_are_not_imported() -> None:
         return groups.has_none(groups.ROOT / name, marks)
 
     fast, slow = "not campaign and not slow", "slow and not campaign"
-    whole, some = "tests/reporting/test_browser.py", "tests/scanning/test_surveys.py"
-    assert left_out(whole, fast)
-    assert not left_out(whole, slow)
-    assert not any(left_out(some, marks) for marks in (fast, slow))
+    slow_file, mixed_file = "tests/reporting/test_browser.py", "tests/scanning/test_surveys.py"
+    assert left_out(slow_file, fast)
+    assert not left_out(slow_file, slow)
+    assert not any(left_out(mixed_file, marks) for marks in (fast, slow))
     assert left_out("tests/test_errors.py", slow)
     assert not left_out("tests/test_errors.py", fast)
-    for name in ("tests", "tests/conftest.py", whole, some):
+    for name in ("tests", "tests/conftest.py", slow_file, mixed_file):
         assert not any(left_out(name, marks) for marks in ("", "not campaign", "campaign"))
 
 
@@ -66,6 +66,6 @@ def test_settings_are_fast_where_the_code_that_reads_them_differs(monkeypatch):
     name = f"{groups.OF_SETTINGS}::test_settings_are_read_as_they_are_run[no-such-type-0]"
     item = Mock(spec=pytest.Function, nodeid=name, callspec=Mock())
     monkeypatch.setattr(groups, "has_turn", lambda *_: False)
-    for found, slow in (([], True), ([groups.ROOT / "src/wqk/families/config.py"], False)):
-        monkeypatch.setattr(groups, "changed_files", lambda _, found=found: found)
+    for changed, slow in (([], True), ([groups.ROOT / "src/wqk/families/config.py"], False)):
+        monkeypatch.setattr(groups, "changed_files", lambda _, changed=changed: changed)
         assert groups.is_slow(item) is slow

@@ -1,4 +1,4 @@
-"""The likely ceilings of `benchmarks.likely`, beside inputs drawn with their moments."""
+"""The likely ceilings of `benchmarks.likely`, next to inputs drawn with their moments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def attention_of(name: str) -> Block:
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_text_exceeds_them_as_rarely_as_stated(name: str) -> None:
-    """Of independent tokens; and of keys whose inputs are those that the query likes best."""
+    """For independent tokens, and for keys whose inputs give the query its largest scores."""
     attention = attention_of(name)
     random = np.random.default_rng(0)
     root, mean = random.standard_normal((24, 24)) / 4, random.standard_normal(24) / 2

@@ -88,8 +88,8 @@ def test_a_head_is_its_query_key_form():
         np.testing.assert_allclose(head.svd().S, np.linalg.svd(matrix)[1][:4], rtol=1e-4)
         np.testing.assert_allclose(head.ov, heads.ov[head.index])
     for score in ("norm", "symmetry", "symmetry_null", "directionality", "directionality_excess"):
-        each = [getattr(head, score) for head in heads]
-        np.testing.assert_allclose(getattr(heads, score), each, rtol=1e-5)
+        scores_of_heads = [getattr(head, score) for head in heads]
+        np.testing.assert_allclose(getattr(heads, score), scores_of_heads, rtol=1e-5)
     np.testing.assert_allclose(block.form, stack.sum(0), atol=1e-6)
     np.testing.assert_allclose(block.ov, np.asarray(heads.ov).sum(0), atol=1e-6)
     assert block.form.rank == block.ov.rank == heads.sum().rank == 8
@@ -109,7 +109,7 @@ def test_heads_in_other_coordinates():
 
 @pytest.mark.usefixtures("unchecked_arguments")
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda model: model["a"], "model[layer, head]; got 'a'"),
         (lambda model: model[0, 1, 2], "model[layer, head]; got (0, 1, 2)"),
@@ -124,9 +124,9 @@ def test_heads_in_other_coordinates():
         (lambda model: model.scan, "did you mean 'wqk.scan(model)'?"),
     ],
 )
-def test_what_a_model_does_not_have_is_told_with_what_it_has(call, told):
-    expected = AttributeError if "did you mean" in told else (IndexError, wqk.WqkError)
-    with pytest.raises(expected, match=re.escape(told)):
+def test_what_a_model_does_not_have_is_told_with_what_it_has(call, message):
+    expected = AttributeError if "did you mean" in message else (IndexError, wqk.WqkError)
+    with pytest.raises(expected, match=re.escape(message)):
         call(wqk.open(DECODER))
 
 
@@ -185,13 +185,13 @@ def test_layers_that_are_stored_but_not_counted_are_said(tmp_path: Path):
     folder = shutil.copytree(DECODER, tmp_path / "few")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    said = "layers 2-3 are stored, too, but not counted by the configuration"
+    expected = "layers 2-3 are stored, too, but not counted by the configuration"
     model = wqk.open(wqk.open(folder).checkpoint)
     assert len(model) == 2
-    assert list(model.checkpoint.notes) == [said]
+    assert list(model.checkpoint.notes) == [expected]
     for shown in (wqk.scan(model), wqk.explain(folder)):
-        assert said in " ".join(repr(shown).split())
+        assert expected in " ".join(repr(shown).split())
     assert not wqk.open(DECODER).checkpoint.notes
-    beside = small.llama()._arrays | {"layers.0.q_proj.lora_A": np.eye(24)[:2]}
-    (note,) = wqk.open(beside, heads_per_layer=4).checkpoint.notes
+    with_lora = small.llama()._arrays | {"layers.0.q_proj.lora_A": np.eye(24)[:2]}
+    (note,) = wqk.open(with_lora, heads_per_layer=4).checkpoint.notes
     assert "lora_A are stored beside weights" in note

@@ -45,22 +45,22 @@ def named(lines: list[str]) -> set[str]:
     """Names of the requirements that hold here, on this Python, without extras."""
     from packaging.requirements import Requirement
 
-    found: set[str] = set()
+    names: set[str] = set()
     for line in lines:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found.add(re.sub(r"[-_.]+", "-", requirement.name).lower())
-    return found
+            names.add(re.sub(r"[-_.]+", "-", requirement.name).lower())
+    return names
 
 
 def closure(names: set[str]) -> set[str]:
-    found: set[str] = set()
+    requirements: set[str] = set()
     todo = set(names)
     while todo:
         name = todo.pop()
-        found.add(name)
-        todo |= named(metadata.requires(name) or []) - found
-    return found
+        requirements.add(name)
+        todo |= named(metadata.requires(name) or []) - requirements
+    return requirements
 
 
 def test_the_wheel_runs_the_demo_with_its_core_dependencies_alone(wheel, tmp_path):

@@ -1,7 +1,7 @@
-"""What is printed in README, pages, docstrings and messages can be run as it stands.
+"""Commands and calls in README, pages, docstrings and messages can be run as printed.
 
-Sessions of Python are doctests. Here every command is read by its own parser, and every call in a
-snippet is bound to the signature of what it calls, so that a name or option that is gone is told.
+Sessions of Python are doctests. Here every command is read by the command's parser, and every call
+in a snippet is bound to the function's signature: a missing name or option fails the test.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OPEN = re.compile(r"\bVERB\b|\bCOMMAND\b|--name\b|--X\b")
 
 def fences(language: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
-        for found in FENCE.finditer(page.read_text("utf-8")):
-            if found[2] == language and ">>>" not in found[3]:
-                yield str(page.relative_to(ROOT)), found[3]
+        for fence in FENCE.finditer(page.read_text("utf-8")):
+            if fence[2] == language and ">>>" not in fence[3]:
+                yield str(page.relative_to(ROOT)), fence[3]
 
 
 def commands(spoken: bool = True) -> Iterator[tuple[str, str]]:
@@ -54,37 +54,48 @@ def commands(spoken: bool = True) -> Iterator[tuple[str, str]]:
                         yield place, word
     for path in [*PAGES, *CODE]:
         text = path.read_text("utf-8")
-        found = INLINE.findall(text) if spoken else []
-        found += EXAMPLE.findall(text) if path.suffix == ".py" and "cli" in path.parts else []
+        commands_of_text = INLINE.findall(text) if spoken else []
+        commands_of_text += (
+            EXAMPLE.findall(text) if path.suffix == ".py" and "cli" in path.parts else []
+        )
         yield from (
-            (str(path.relative_to(ROOT)), one.split("  ")[0].split("#")[0]) for one in found
+            (str(path.relative_to(ROOT)), shown_command.split("  ")[0].split("#")[0])
+            for shown_command in commands_of_text
         )
 
 
 def read(text: str) -> str:
-    """What the parser says is wrong with a command; empty if nothing is."""
-    words = shlex.split(text.replace("'*'", "x").rstrip(".,:"))[1:]
+    """Return the parser's complaint about a command; empty if the command is right."""
+    words_of_command = shlex.split(text.replace("'*'", "x").rstrip(".,:"))[1:]
     group: Any = command
     context = click.Context(command, info_name="wqk")
-    while words and isinstance(group, click.Group) and not words[0].startswith("-"):
-        name = words.pop(0)
-        found = group.get_command(context, name)
-        if found is None:
+    while (
+        words_of_command
+        and isinstance(group, click.Group)
+        and not words_of_command[0].startswith("-")
+    ):
+        name = words_of_command.pop(0)
+        verb = group.get_command(context, name)
+        if verb is None:
             return f"no verb {name!r}"
-        context, group = click.Context(found, info_name=name, parent=context), found
-    for word in words:
+        context, group = click.Context(verb, info_name=name, parent=context), verb
+    for word in words_of_command:
         option = word.split("=")[0]
-        known = {name for one in group.params for name in (*one.opts, *one.secondary_opts)}
-        if re.fullmatch(r"-[a-z]|--[a-z][\w-]*", option) and option not in {*known, "--help"}:
+        options = {
+            name
+            for parameter in group.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        if re.fullmatch(r"-[a-z]|--[a-z][\w-]*", option) and option not in {*options, "--help"}:
             return f"{context.info_name} has no option {option}"
     return ""
 
 
 def test_every_printed_command_is_one_that_the_parser_takes() -> None:
-    some = [(place, text) for place, text in dict.fromkeys(commands()) if not OPEN.search(text)]
-    wrong = [f"{place}: {text}: {why}" for place, text in some if (why := read(text))]
+    printed = [(place, text) for place, text in dict.fromkeys(commands()) if not OPEN.search(text)]
+    wrong = [f"{place}: {text}: {why}" for place, text in printed if (why := read(text))]
     assert not wrong, "\n".join(wrong)
-    assert len(some) > 300
+    assert len(printed) > 300
 
 
 def test_a_wrong_command_would_be_told() -> None:
@@ -102,19 +113,21 @@ def called(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def bound(name: str, call: ast.Call) -> str:
-    """Why a call of something public cannot be made as it stands; empty if it can."""
+    """Return the reason why a printed call of a public name is impossible, or an empty text."""
     value: Any = wqk
     for word in name.split(".")[1:]:
         value = getattr(value, word, None)
     if value is None:
         return f"{name} does not exist"
-    if any(isinstance(one, ast.Starred) for one in call.args) or any(
-        k.arg is None for k in call.keywords
+    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
+        keyword.arg is None for keyword in call.keywords
     ):
         return ""
-    given = [one for one in call.args if ast.unparse(one) != "..."]
+    arguments = [argument for argument in call.args if ast.unparse(argument) != "..."]
     try:
-        inspect.signature(value).bind_partial(*given, **{str(k.arg): ... for k in call.keywords})
+        inspect.signature(value).bind_partial(
+            *arguments, **{str(keyword.arg): ... for keyword in call.keywords}
+        )
     except TypeError as error:
         return f"{name}: {error}"
     return ""
@@ -147,12 +160,16 @@ def messages() -> Iterator[tuple[str, str]]:
         tree = ast.parse(path.read_text("utf-8")) if path.suffix == ".py" else ast.Module([], [])
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and node.exc is not None:
-                said = [one.value for one in ast.walk(node.exc) if isinstance(one, ast.Constant)]
-                text = "…".join(one for one in said if isinstance(one, str))
-                for found in CALL.findall(text) + re.findall(
+                constants = [
+                    constant.value
+                    for constant in ast.walk(node.exc)
+                    if isinstance(constant, ast.Constant)
+                ]
+                text = "…".join(piece for piece in constants if isinstance(piece, str))
+                for advised_call in CALL.findall(text) + re.findall(
                     r"\bwqk (?!reads)[a-z]+ [^;:,…)]+", text
                 ):
-                    yield str(path.relative_to(ROOT)), found
+                    yield str(path.relative_to(ROOT)), advised_call
 
 
 @pytest.mark.parametrize(
@@ -173,14 +190,14 @@ def test_packages_are_installed_by_extras_that_exist() -> None:
     ]
     alone = {"pandas", "tensorboard", "trackio", "gguf", "peft", "."}
     for path in [*PAGES, *CODE, *ROOT.glob("docs/notebooks/*.ipynb")]:
-        for what in re.findall(
+        for requirement in re.findall(
             r"pip install (?:--quiet )?(['\"\\\w.\[][^\s`;]*)", path.read_text()
         ):
-            named = re.search(r"\[([\w,{}]+)\]", what)
+            named = re.search(r"\[([\w,{}]+)\]", requirement)
             if named and named[1].strip("{}") != "extra":
-                assert set(named[1].split(",")) <= set(extras), f"{path}: {what}"
-            elif not named and not what.startswith(('"$', '\\"$')):
-                assert what.strip("'\"\\n,):.") in alone | {""}, f"{path}: {what}"
+                assert set(named[1].split(",")) <= set(extras), f"{path}: {requirement}"
+            elif not named and not requirement.startswith(('"$', '\\"$')):
+                assert requirement.strip("'\"\\n,):.") in alone | {""}, f"{path}: {requirement}"
 
 
 def test_the_project_lives_at_one_address() -> None:

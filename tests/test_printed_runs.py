@@ -1,7 +1,7 @@
-"""What is printed runs as it is printed, on a desk where every name stands for something.
+"""Printed commands and snippets run, on a desk where every name stands for a real file or model.
 
-Models are small random ones, in folders and on a hub of this machine; runs and corpora are of a few
-steps. The shell expands what it would expand.
+Models are small and random, in folders and on a hub of this machine; runs and corpora have a few
+steps. The shell expands patterns and variables.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Every(dict[str, Any]):
         return True
 
     def __missing__(self, name: str) -> dict[str, Any]:
-        found = next(kind for pattern, kind in STAND_INS.items() if re.fullmatch(pattern, name))
-        files = {file.name: file.read_bytes() for file in Path("models", found).iterdir()}
+        stand_in = next(kind for pattern, kind in STAND_INS.items() if re.fullmatch(pattern, name))
+        files = {file.name: file.read_bytes() for file in Path("models", stand_in).iterdir()}
         return dict.fromkeys(("main", "step1000", "step2000", "step-1000"), files)
 
 
@@ -163,8 +163,8 @@ def make_models() -> None:
 
 def make_runs() -> None:
     """Texts in every form, a corpus, and runs with the steps that the pages name."""
-    words = [f"word{n}" for n in range(30)]
-    texts = [" ".join(words[(k * n) % 30] for n in range(60)) + "." for k in range(1, 90)]
+    vocabulary = [f"word{n}" for n in range(30)]
+    texts = [" ".join(vocabulary[(k * n) % 30] for n in range(60)) + "." for k in range(1, 90)]
     lines = "\n".join(json.dumps({"text": text}) for text in texts)
     Path("texts").mkdir()
     for name in ("book.txt", "wikitext.txt", "texts/one.txt"):
@@ -174,8 +174,8 @@ def make_runs() -> None:
         Path(f"{name}.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
     pl.DataFrame({"comment_text": texts}).write_csv("comments.csv")
     pl.DataFrame({"text": texts}).write_parquet("more.parquet")
-    some = [{"sentence": text, "label": n % 2} for n, text in enumerate(texts)]
-    Path("reviews.jsonl").write_text("\n".join(map(json.dumps, some)), encoding="utf-8")
+    reviews = [{"sentence": text, "label": n % 2} for n, text in enumerate(texts)]
+    Path("reviews.jsonl").write_text("\n".join(map(json.dumps, reviews)), encoding="utf-8")
     for file in ROOT.glob("examples/*.toml"):
         Path(file.name).symlink_to(file)
     Path("examples").symlink_to(ROOT / "examples", target_is_directory=True)
@@ -230,39 +230,51 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def outcome(number: int, text: str) -> str:
-    """What is wrong with a command when it is run; empty if nothing is."""
+    """Run a command and return its failure; empty if the command succeeds."""
     for pattern, value in VALUES.items():
         text = re.sub(pattern, value, text)
     line = f"shopt -s nullglob; printf '%s\\0' {text.split(' | ')[0]}"
     expanded = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    words = expanded.stdout.split("\0")[1:-1]
-    if len(words) - (words[:1] == ["lab"]) < 2:  # a verb that is only named
-        words.append("--help")
-    if words[:2] == ["lab", "train"] and not {"--resume", "--help"} & {*words}:
-        words += SMALLER[8 * ("--config" in words) :]
-    if words[:1] == ["lab"] and words[1] in ("train", "corpus") and "--resume" not in words:
-        words = [
+    arguments = expanded.stdout.split("\0")[1:-1]
+    if len(arguments) - (arguments[:1] == ["lab"]) < 2:  # a verb that is only named
+        arguments.append("--help")
+    if arguments[:2] == ["lab", "train"] and not {"--resume", "--help"} & {*arguments}:
+        arguments += SMALLER[8 * ("--config" in arguments) :]
+    if (
+        arguments[:1] == ["lab"]
+        and arguments[1] in ("train", "corpus")
+        and "--resume" not in arguments
+    ):
+        arguments = [
             f"again/{number}" if before == "-o" else word
-            for before, word in zip(["", *words], words, strict=False)
+            for before, word in zip(["", *arguments], arguments, strict=False)
         ]
-    result = CliRunner().invoke(command, words)
-    usual = (0, 1) if FAILS & {*words[:1]} else (0,)
+    result = CliRunner().invoke(command, arguments)
+    usual = (0, 1) if FAILS & {*arguments[:1]} else (0,)
     if result.exit_code in usual and result.output.strip():
         return ""
-    return f"wqk {' '.join(words)}: {result.exit_code} {result.output[-300:]} {result.exception!r}"
+    return (
+        f"wqk {' '.join(arguments)}: {result.exit_code} {result.output[-300:]} {result.exception!r}"
+    )
 
 
 @pytest.mark.slow
 def test_every_printed_command_runs(desk: Path) -> None:
-    """Twice, if it fails: it may read what another one writes. A verb that a text only names is
-    asked for its help."""
+    """A command that fails is repeated, because it may read another command's file. A verb without
+    arguments is asked for its help."""
     lines = [text.strip().rstrip(".,:").split(" # ")[0] for _, text in commands()]
     lines = [t for t in lines if not (OPEN.search(t) or any(re.search(e, t) for e in EXCEPTIONS))]
     shown = {text.strip().split(" # ")[0] for _, text in commands(spoken=False)}
-    left = dict.fromkeys(lines, "")
+    failure_by_command = dict.fromkeys(lines, "")
     for _ in range(2):
-        left = {t: why for n, t in enumerate(left) if (why := outcome(n, t))}
-    wrong = [why for text, why in left.items() if text in shown or not SPOKEN_OF.search(why)]
+        failure_by_command = {
+            t: why for n, t in enumerate(failure_by_command) if (why := outcome(n, t))
+        }
+    wrong = [
+        why
+        for text, why in failure_by_command.items()
+        if text in shown or not SPOKEN_OF.search(why)
+    ]
     assert not wrong, "\n".join(wrong)
     assert len({*lines}) > 180
 
@@ -276,29 +288,29 @@ NUMBER = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]\d+)?|[-+]?\.\d+")
 
 
 def transcripts() -> Iterator[tuple[str, str, str]]:
-    """Commands that are shown with their output, and where: the output is in the same fence, or in
-    one of text that follows."""
+    """Yield place, command and output of every transcript: the output is in the same fence, or in
+    the fence of text that follows."""
     for page in PAGES:
-        for found in FENCED.finditer(page.read_text("utf-8")):
-            *_, last = re.split(r"^\$ ", found["console"], flags=re.M)
+        for fences_of_page in FENCED.finditer(page.read_text("utf-8")):
+            *_, last = re.split(r"^\$ ", fences_of_page["console"], flags=re.M)
             line, _, below = last.partition("\n")
-            shown = below.strip("\n") or (found["text"] or "").strip("\n")
+            shown = below.strip("\n") or (fences_of_page["text"] or "").strip("\n")
             if line.startswith("wqk ") and shown:
                 yield str(page.relative_to(ROOT)), line.split("  #")[0], shown
 
 
 def alike(shown: str, printed: str) -> bool:
-    """Whether two lines are the same, numbers up to two of their last digit, and up to a quarter
-    where they have an exponent, as the distances of a random model; what is below 1e-6 is zero."""
+    """Return whether two lines are equal: numbers up to two in the last digit; numbers with an
+    exponent, as distances of a random model, up to a quarter; numbers below 1e-6 are zero."""
     a, b = (" ".join(text.split()) for text in (shown, printed))
     if NUMBER.sub("#", a) != NUMBER.sub("#", b):
         return False
-    for one, other in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True):
-        x, y = (float(number.replace(",", "")) for number in (one, other))
-        last = 2.01 * 10.0 ** -len(one.partition(".")[2])
-        if "e" in one:
+    for shown_number, printed_number in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True):
+        x, y = (float(number.replace(",", "")) for number in (shown_number, printed_number))
+        last = 2.01 * 10.0 ** -len(shown_number.partition(".")[2])
+        if "e" in shown_number:
             last = max(1e-6, max(abs(x), abs(y)) / 4)
-        if abs(x - y) > (last if "." in one else 0):
+        if abs(x - y) > (last if "." in shown_number else 0):
             return False
     return True
 
@@ -307,22 +319,27 @@ def first_difference(shown: str, printed: str) -> str:
     """The first line of a transcript that is not printed in its place; ``…`` stands for any
     lines."""
     lines = [line for line in printed.splitlines() if line.strip()]
-    at, skips = 0, False
+    next_line, skips = 0, False
     for line in (line for line in shown.splitlines() if line.strip()):
         if line.strip() == "…":
             skips = True
             continue
-        places = range(at, len(lines)) if skips else range(at, min(at + 1, len(lines)))
-        found = next((n for n in places if alike(line, lines[n])), None)
-        if found is None:
-            return f"shown: {line}\n  printed: {lines[at] if at < len(lines) else 'nothing'}"
-        at, skips = found + 1, False
-    return "" if skips or at == len(lines) else f"not shown: {lines[at]}"
+        places = (
+            range(next_line, len(lines))
+            if skips
+            else range(next_line, min(next_line + 1, len(lines)))
+        )
+        place = next((n for n in places if alike(line, lines[n])), None)
+        if place is None:
+            printed_line = lines[next_line] if next_line < len(lines) else "nothing"
+            return f"shown: {line}\n  printed: {printed_line}"
+        next_line, skips = place + 1, False
+    return "" if skips or next_line == len(lines) else f"not shown: {lines[next_line]}"
 
 
-@pytest.mark.parametrize(("shown", "printed", "same"), SHOWN_AND_PRINTED)
-def test_a_stale_transcript_would_be_told(shown: str, printed: str, same: bool) -> None:
-    assert (first_difference(shown, printed) == "") == same
+@pytest.mark.parametrize(("shown", "printed", "is_equal"), SHOWN_AND_PRINTED)
+def test_a_stale_transcript_would_be_told(shown: str, printed: str, is_equal: bool) -> None:
+    assert (first_difference(shown, printed) == "") == is_equal
 
 
 @pytest.fixture
@@ -351,14 +368,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> Pat
 
 @pytest.mark.slow
 def test_transcripts_show_what_is_printed(models: Path) -> None:
-    some, wrong = list(transcripts()), []
-    for place, line, shown in some:
+    printed_transcripts, wrong = list(transcripts()), []
+    for place, line, shown in printed_transcripts:
         result = shell(line, COLUMNS="80")
         printed = result.stdout + result.stderr
         if why := first_difference(shown, printed):
             wrong.append(f"{place}: {line}\n  {why}")
     assert not wrong, "\n".join(wrong)
-    assert len(some) > 7
+    assert len(printed_transcripts) > 7
 
 
 # -- snippets of Python that are no sessions ----------------------------------------------------
@@ -372,17 +389,17 @@ SNIPPETS_EXCEPTED = {
 
 @pytest.mark.slow
 def test_snippets_of_python_run(desk: Path) -> None:
-    """One after the other on each page, with what a page takes for granted."""
+    """Snippets of a page run one after the other, with the names that the page assumes."""
     config = transformers.GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=32)
     ids = torch.arange(16)[None] % 60
-    some = [
+    snippets = [
         (place, text)
         for place, text in fences("python")
         if not any(re.search(pattern, text) for pattern in SNIPPETS_EXCEPTED)
     ]
     wrong, pages = [], dict[str, dict[str, Any]]()
     Path("path/to/wikipedia.txt").write_text("some words " * 99, encoding="utf-8")
-    for number, (place, text) in enumerate(some):
+    for number, (place, text) in enumerate(snippets):
         model: Any = transformers.GPT2LMHeadModel(config)
         if "plain.toml" in text:  # which describes another
             about = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, vocab_size=60)
@@ -424,4 +441,4 @@ def test_snippets_of_python_run(desk: Path) -> None:
         except Exception as error:
             wrong.append(f"{place}: {text}\n{type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
-    assert len(some) > 24
+    assert len(snippets) > 24

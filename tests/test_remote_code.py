@@ -10,7 +10,7 @@ import wqk
 PACKAGES = Path(wqk.__file__).parents[1]
 SOURCES = sorted(p for name in ("wqk", "wqk_lab") for p in (PACKAGES / name).rglob("*.py"))
 
-# What loads from a repository, and can be told to run the code that lies there.
+# Functions that load from a repository, and can run the code that lies there.
 LOADERS = {"from_pretrained", "from_config"}
 
 # The tokenizers library reads JSON and knows no code; an adapter is weights and JSON.
@@ -34,6 +34,8 @@ def test_every_call_that_loads_refuses_remote_code() -> None:
     calls = [(path, name, call) for path in SOURCES for name, call in loading_calls(path)]
     assert len(calls) > 5
     for path, name, call in calls:
-        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        value_by_keyword = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         if name not in HARMLESS:
-            assert said.get("trust_remote_code") == "False", f"{path}:{call.lineno}: {name}"
+            assert value_by_keyword.get("trust_remote_code") == "False", (
+                f"{path}:{call.lineno}: {name}"
+            )

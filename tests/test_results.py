@@ -1,4 +1,4 @@
-"""What verbs return: a sentence, a table, plain values for JSON, and views in a notebook."""
+"""Results of verbs: a sentence, a table, plain values for JSON, and views in a notebook."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_every_result_displays_itself(name):
     result = RESULTS[name]()
     assert isinstance(result.frame, pl.DataFrame)
     assert len(result.frame)
-    said = result.to_dict()
-    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    values = result.to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert len(repr(result)) < 8000
     assert not isinstance(result, Result) or len(str(result)) < 400
     page = result._repr_html_()
