@@ -28,10 +28,12 @@ SHOWN = [
 def test_an_option_changes_what_is_printed(line, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     models = {"ENCODER": ENCODER, "DECODER": DECODER, "INDUCTION": INDUCTION}
-    words = [models.get(word, word) for word in line.split()]
-    assert text in run(*words, width=120).stdout
+    arguments = [models.get(word, word) for word in line.split()]
+    assert text in run(*arguments, width=120).stdout
 
 
 def test_atlas_leaves_out_rows_whose_numbers_are_doubted() -> None:
-    every, sound = (run("lab", "atlas", *chosen, width=160).stdout for chosen in ([], ["--sound"]))
-    assert 0 < sound.count("\n") < every.count("\n")
+    all_rows, sound = (
+        run("lab", "atlas", *options, width=160).stdout for options in ([], ["--sound"])
+    )
+    assert 0 < sound.count("\n") < all_rows.count("\n")
