@@ -47,7 +47,7 @@ def test_transposed_weights_are_not_counted_as_equal() -> None:
     comparison = same(reference, candidate)
     assert comparison.counts == {"attention": (2, 3), "values": (3, 3)}
     assert [block.layer for block in comparison.blocks if not block.same] == [1]
-    assert "1 of 3 blocks differ: k_proj: stored transposed" in comparison.sentence
+    assert "1 of 3 blocks differ: k_proj: stored transposed." in comparison.sentence  # no distance
     assert same(reference, candidate, layers=[0]).same
 
 

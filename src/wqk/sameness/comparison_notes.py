@@ -14,6 +14,7 @@ from wqk.sameness.alignment import Alignment
 from wqk.sameness.mismatches import Mismatch
 from wqk.sameness.missing_tensors import missing_in_both
 from wqk.sameness.outside import absent_towers
+from wqk.sameness.positions import is_guessed, positions_unknown
 from wqk.sameness.weights import Pair
 
 # Names of number types in notes.
@@ -45,14 +46,13 @@ def notes_on(
 
 def _unknown_parts(pairs: Sequence[Pair]) -> Iterator[str]:
     """Yield a note on the parts of attention that a guess, or a family, does not know."""
-    plans = [plan for pair in pairs for plan in pair]
-    if any(plan.rule.guess for plan in plans):
+    if is_guessed(pairs):
         yield (
             "not compared, because a family was guessed from tensor names and does not know them: "
             "mask, window, rotary positions and the order of their pairs, the score's scale, and "
             "norms that one side leaves open"
         )
-    elif any(plan.rotation_unknown for plan in plans):
+    elif any(map(positions_unknown, pairs)):
         yield "not compared, because a family only names them: rotary positions"
 
 

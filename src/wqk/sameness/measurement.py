@@ -61,13 +61,25 @@ class Signatures:
 
 @dataclass
 class BlockMeasurement:
-    """The distances of two blocks while their circuits are measured, one after the other."""
+    """The comparison of two blocks, while their circuits are measured one after the other.
+
+    Attributes
+    ----------
+    models, pair
+        The two models, and the plans of the two blocks.
+    tolerance
+        Relative distance that is accepted although rounding does not explain it.
+    apart
+        The circuits that differ, by name.
+    mismatches, distance, beside, heads, moved, head, allowed, undecided
+        As in a `BlockComparison`; ``allowed`` is its tolerance.
+    """
 
     models: Sequence[Model]
     pair: Pair
     tolerance: float
-    mismatches: list[Mismatch] = field(default_factory=list)
     apart: dict[str, Apart] = field(default_factory=dict)
+    mismatches: list[Mismatch] = field(default_factory=list)
     distance: dict[int, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
     heads: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -85,31 +97,36 @@ class BlockMeasurement:
         """Measure all circuits; the signatures of this pair's blocks are added."""
         checkpoints, pair = self.checkpoints, self.pair
         self.heads = np.zeros(pair[0].query.heads)
-        self.mismatches += configured.other_settings(self.models, pair)
-        self.mismatches += named_settings(self.models, pair)
-        missing = cause_of_missing(pair, self.models[0])
-        if missing is not None:
-            self.mismatches.append(missing)
-        if pair[0].sinks is not None and pair[1].sinks is not None:
-            self.mismatches += _sinks(checkpoints, (pair[0].sinks, pair[1].sinks))
+        self.mismatches += self._differences_next_to_weights()
         equal = [circuit for circuit in CIRCUITS if identical(checkpoints, pair, circuit)]
         for circuit in equal:
             self._add_equal(circuit)
         for circuit in CIRCUITS:
-            both = None if circuit in equal else scorings(checkpoints, pair, circuit)
-            if both is None:
+            forms = None if circuit in equal else scorings(checkpoints, pair, circuit)
+            if forms is None:
                 continue
-            if circuit == SCORES and not self._have_equal_heads(both):
+            if circuit == SCORES and not self._have_equal_heads(*forms):
                 break
-            if circuit != SCORES and not comparable(*both):
-                self._add_sizes(circuit, both)
+            if circuit != SCORES and not comparable(*forms):
+                self._add_sizes(circuit, *forms)
                 continue
-            signatures.add(number, circuit, both)
-            self._add_measured(circuit, both)
+            signatures.add(number, circuit, forms)
+            self._add_measured(circuit, *forms)
         if not (self.mismatches or self.apart or self.tolerance):
             self.mismatches += coded_otherwise(checkpoints, pair)
-        is_identical = len(equal) == len(CIRCUITS) and not any(plan.sinks for plan in pair)
-        return self._result(is_identical)
+        has_sinks = any(plan.sinks is not None for plan in pair)
+        return self._result(is_identical=len(equal) == len(CIRCUITS) and not has_sinks)
+
+    def _differences_next_to_weights(self) -> Iterator[Mismatch]:
+        """Yield settings and sinks that differ, and tensors that the candidate lacks."""
+        yield from configured.other_settings(self.models, self.pair)
+        yield from named_settings(self.models, self.pair)
+        missing = cause_of_missing(self.pair, self.models[0])
+        if missing is not None:
+            yield missing
+        reference, candidate = self.pair
+        if reference.sinks is not None and candidate.sinks is not None:
+            yield from _sinks(self.checkpoints, (reference.sinks, candidate.sinks))
 
     def _add_equal(self, circuit: str) -> None:
         """Add a circuit that is stored as the same bytes."""
@@ -119,40 +136,43 @@ class BlockMeasurement:
         elif sides_of(self.pair[0], circuit):
             self.beside[circuit] = 0.0
 
-    def _have_equal_heads(self, both: tuple[Scoring, Scoring]) -> bool:
-        """Return whether both have equal numbers of heads; if not, add the difference."""
-        self.undecided = undecided_positions(self.pair, both)
-        _require_sizes(self.pair[0], both)
-        counts = [len(scoring.query.weight) for scoring in both]
+    def _have_equal_heads(self, reference: Scoring, candidate: Scoring) -> bool:
+        """Return whether two blocks have equal numbers of heads; if not, add the difference."""
+        self.undecided = undecided_positions(self.pair, (reference, candidate))
+        _require_sizes(self.pair[0], reference, candidate)
+        counts = len(reference.query.weight), len(candidate.query.weight)
         if counts[0] == counts[1]:
             return True
-        texts = [
-            f"{count} of width {scoring.width}" for count, scoring in zip(counts, both, strict=True)
-        ]
         restored = configured.form_restored(self.models, self.pair)
-        steps = restored[0].steps if restored else ()
-        cause = mismatches.setting("number of heads", texts[0], texts[1], steps)
+        cause = mismatches.setting(
+            "number of heads",
+            f"{counts[0]} of width {reference.width}",
+            f"{counts[1]} of width {candidate.width}",
+            restored[0].steps if restored else (),
+        )
         self.mismatches.insert(0, cause)
-        self.distance = dict.fromkeys(positions(*both), math.nan)
+        self.distance = dict.fromkeys(positions(reference, candidate), math.nan)
         self.allowed = 0
         self.beside = {}
         return False
 
-    def _add_sizes(self, circuit: str, both: tuple[Scoring, Scoring]) -> None:
+    def _add_sizes(self, circuit: str, reference: Scoring, candidate: Scoring) -> None:
         """Add a circuit whose sizes differ."""
-        reason = " against ".join(_sizes(scoring) for scoring in both)
+        reason = f"{_sizes(reference)} against {_sizes(candidate)}"
         self.mismatches.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
         self.beside[circuit] = math.nan
 
-    def _add_measured(self, circuit: str, both: tuple[Scoring, Scoring]) -> None:
+    def _add_measured(self, circuit: str, reference: Scoring, candidate: Scoring) -> None:
         """Add the distance of a circuit."""
-        measured = measure(*both, self.tolerance)
+        measured = measure(reference, candidate, self.tolerance)
         distances = measured.distances
-        by_head, shares = distances.relative.max(axis=0), distances.shares.max(axis=0)
+        by_head = distances.relative.max(axis=0)
+        shares = distances.shares.max(axis=0)
         if circuit == SCORES:
             farthest = distances.relative.max(axis=1).tolist()
-            self.distance = dict(zip(positions(*both), farthest, strict=True))
-            self.head, self.allowed = int(shares.argmax()), distances.allowed
+            self.distance = dict(zip(positions(reference, candidate), farthest, strict=True))
+            self.head = int(shares.argmax())
+            self.allowed = distances.allowed
             self.moved = by_head.tolist()
             if SUSPECT < shares.max() <= 1:
                 self.mismatches[:0] = self._wrong_groups()
@@ -164,7 +184,7 @@ class BlockMeasurement:
                 self.heads = np.maximum(self.heads, np.where(shares > 1, by_head, 0.0))
 
     def _wrong_groups(self) -> list[Mismatch]:
-        """Columns with the scales of other groups, which the tolerance of a format may hide."""
+        """Find columns with the scales of other groups, which a format's tolerance may hide."""
         query = Part(self.pair[1].query.tensor, ((0, 1),))
         if not self.checkpoints[1].regrouping(query):
             return []
@@ -172,7 +192,8 @@ class BlockMeasurement:
         findings = [find_groups(weights) for weights in expected.pairs if weights.is_matrix]
         return [expected.mismatch(finding) for finding in findings if finding is not None]
 
-    def _result(self, is_identical: bool) -> BlockComparison:
+    def _result(self, *, is_identical: bool) -> BlockComparison:
+        """Return the comparison of the two blocks."""
         stack, kind, layer = self.pair[0].place
         return BlockComparison(
             stack=stack,
@@ -191,19 +212,20 @@ class BlockMeasurement:
         )
 
 
-def _require_sizes(plan: AttentionPlan, both: Sequence[Scoring]) -> None:
+def _require_sizes(plan: AttentionPlan, reference: Scoring, candidate: Scoring) -> None:
     """Require that two blocks have equal numbers of query rows, and equal widths."""
-    sizes = []
-    for scoring in both:
-        heads, width, dimensions = scoring.query.weight.shape
-        sizes.append((heads * width, dimensions, scoring.key.weight.shape[2]))
-    if sizes[0] == sizes[1]:
+    if _rows_and_widths(reference) == _rows_and_widths(candidate):
         return
-    expected, actual = map(_sizes, both)
     raise CheckpointError(
-        f"layer {plan.layer} of the {plan.stack} has {expected} in one checkpoint and {actual} in "
-        "the other; only equal ones can be compared"
+        f"layer {plan.layer} of the {plan.stack} has {_sizes(reference)} in one checkpoint and "
+        f"{_sizes(candidate)} in the other; only equal ones can be compared"
     )
+
+
+def _rows_and_widths(scoring: Scoring) -> tuple[int, int, int]:
+    """Return the number of query rows, and the widths of the inputs of queries and of keys."""
+    heads, width, dimensions = scoring.query.weight.shape
+    return heads * width, dimensions, scoring.key.weight.shape[2]
 
 
 def _sizes(scoring: Scoring) -> str:

@@ -28,7 +28,8 @@ from wqk.sameness.contents import (
     find_by_content,
     stray_entries,
 )
-from wqk.sameness.tensor_roles import parts_outside_forms, roles
+from wqk.sameness.positions import is_guessed
+from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
 from wqk.sameness.tolerances import MOST
 from wqk.sameness.weights import VALUES, Pair, form_parts
 
@@ -128,7 +129,7 @@ class _Comparison:
 
     def __post_init__(self) -> None:
         self.checkpoints = [model.checkpoint for model in self.models]
-        self.is_guess = any(plan.rule.guess for pair in self.pairs for plan in pair)
+        self.is_guess = is_guessed(self.pairs)
 
     def chosen(
         self, roles_of_models: Sequence[Mapping[str, str]], scope: Scope
@@ -242,8 +243,7 @@ class _Comparison:
 def _formed_besides_scores(model: Model) -> list[str]:
     """Return tensors of forms that a guess does not name: values, outputs, norms."""
     scored = {side.tensor for plan in model.plans for side in (plan.query, plan.key)}
-    formed = dict.fromkeys(part.name for plan in model.plans for part in form_parts(plan))
-    return [name for name in formed if name not in scored]
+    return [name for name in names_in_forms(model.plans) if name not in scored]
 
 
 def _accepted(tensor: TensorComparison, tolerance: float) -> TensorComparison:
@@ -296,10 +296,7 @@ def _found_in_fused(
     unpaired = [tensor for tensor in tensors if tensor.outcome in UNPAIRED]
     if not is_fused or not unpaired:
         return [*tensors]
-    names = [
-        dict.fromkeys(part.name for plan in model.plans for part in form_parts(plan))
-        for model in models
-    ]
+    names = [dict.fromkeys(names_in_forms(model.plans)) for model in models]
     names[0] |= dict.fromkeys(tensor.name for tensor in unpaired if tensor.name)
     names[1] |= dict.fromkeys(tensor.other for tensor in unpaired if tensor.other)
     checkpoints = [model.checkpoint for model in models]

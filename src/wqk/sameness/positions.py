@@ -8,7 +8,7 @@ the same only if the rows of their queries and keys also lie in the same order.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,18 @@ UNSCALED = ("default", None)
 GUESSED = "rotary positions (a family was guessed, and does not name them)"
 
 
+def is_guessed(pairs: Iterable[Pair]) -> bool:
+    """Return whether the family of a block was guessed."""
+    return any(reference.rule.guess or candidate.rule.guess for reference, candidate in pairs)
+
+
 def positions_unknown(pair: Pair) -> bool:
     """Return whether the positions of one of two blocks may turn in a way that is not known."""
     return any(plan.rotation_unknown for plan in pair)
 
 
 def named_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
-    """Differing settings of positions that the one family of both blocks only names."""
+    """Yield settings that differ, of positions that the one family of both blocks only names."""
     reference, candidate = pair
     of_one_family = reference.family == candidate.family
     is_guess = any(plan.rule.guess for plan in pair)
@@ -60,13 +65,14 @@ def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:
     config: Mapping[str, Any] = model.checkpoint.config
     if nested:
         config = config.get(nested) or {}
-    whole = {**default_values(config.get("model_type")), **config}
+    nested_settings: list[tuple[tuple[str, ...], Any]] = [
+        ((), {**default_values(config.get("model_type")), **config})
+    ]
     settings: dict[tuple[str, ...], Any] = {}
-    left: list[tuple[tuple[str, ...], Any]] = [((), whole)]
-    while left:
-        path, value = left.pop()
+    while nested_settings:
+        path, value = nested_settings.pop()
         if isinstance(value, Mapping):
-            left += [((*path, str(key)), entry) for key, entry in value.items()]
+            nested_settings += [((*path, str(key)), entry) for key, entry in value.items()]
         elif any(map(OF_ROTATION.search, path)) and value not in UNSCALED:
             settings[path] = value
     base = settings.pop(("rope_theta",), None)
@@ -75,20 +81,20 @@ def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:
     return settings
 
 
-def undecided_positions(pair: Pair, both: tuple[Scoring, Scoring] | None) -> str:
+def undecided_positions(pair: Pair, forms: tuple[Scoring, Scoring] | None) -> str:
     """Return why the positions of two blocks are not decided; empty if they are.
 
     Parameters
     ----------
     pair
         The plans of the two blocks.
-    both
+    forms
         Their scores; None for blocks that store the same bytes.
     """
     if not positions_unknown(pair):
         return ""
     is_guess = any(plan.rule.guess for plan in pair)
-    in_order = both is None or _same_order(*both)
+    in_order = forms is None or _same_order(*forms)
     if is_guess:
         name = "of a guessed family are not known"
     else:
@@ -113,13 +119,14 @@ def _same_order(reference: Scoring, candidate: Scoring) -> bool:
 
 def _cosines(reference: Rows, candidate: Rows) -> np.ndarray:
     """Absolute cosine similarity of corresponding rows; 1 where both are zero."""
-    first, second = (_with_gain(rows) for rows in (reference, candidate))
-    if first.shape != second.shape:
+    expected, actual = _with_gain(reference), _with_gain(candidate)
+    if expected.shape != actual.shape:
         return np.zeros(1)
-    products = np.abs(np.einsum("nd,nd->n", first, second))
-    sizes = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    both_zero = ~(first.any(axis=1) | second.any(axis=1))
-    return np.asarray(np.where(both_zero, 1.0, products / np.where(sizes > 0, sizes, 1.0)))
+    products = np.abs(np.einsum("nd,nd->n", expected, actual))
+    norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(actual, axis=1)
+    cosines = products / np.where(norms > 0, norms, 1.0)
+    are_zero = ~(expected.any(axis=1) | actual.any(axis=1))
+    return np.asarray(np.where(are_zero, 1.0, cosines))
 
 
 def _with_gain(rows: Rows) -> np.ndarray:

@@ -25,7 +25,7 @@ from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import in_candidates_terms
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.outside import Scope, compare_outside
-from wqk.sameness.positions import GUESSED
+from wqk.sameness.positions import GUESSED, is_guessed
 from wqk.sameness.repaired_files import require_local, write_repaired
 from wqk.sameness.reports import failure
 from wqk.sameness.tensor_causes import Explained, with_tensor_causes
@@ -149,7 +149,7 @@ def same(
         shares += merged_shares([model.checkpoint for model in models], names)
     explained = _explained(models, alignment, names, blocks, outside.tensors, shares)
     settings = settings_that_differ(models, everything)
-    is_guess = any(plan.rule.guess for pair in alignment.pairs for plan in pair)
+    is_guess = is_guessed(alignment.pairs)
     notes += [*notes_on_views, *notes_on(models, alignment, comparer.notes)]
     comparison = CheckpointComparison(
         reference=models[0].checkpoint.name,

@@ -7,10 +7,10 @@ with the causes, in `wqk.sameness.mismatches` and next to the finders.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from wqk._console import counted, farthest, few
-from wqk.sameness.comparisons import Cause, Comparison, LoneBlocks
+from wqk.sameness.comparisons import BlockComparison, Cause, Comparison, LoneBlocks
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.places_in_words import places_in_words
 from wqk.sameness.verdicts import Verdict
@@ -96,15 +96,22 @@ def _different_blocks(comparison: Comparison, with_causes: bool) -> str:
     differing = comparison.different_blocks
     if not differing:
         return ""
-    distances = [block.farthest for block in differing]
-    low, high = min(distances), max(distances)
-    spread = f"up to {high:.2g}" if high <= 2 * low else f"{low:.2g} to {high:.2g}"
-    distance = f" (relative distance {spread})" if high > 0 else ""
     count = f"{len(differing)} of {len(comparison.blocks)} blocks differ"
+    distance = _range_of_distances(differing)
     if not with_causes:
         return f"{count}{distance}"
     causes = [_name_of_cause(cause) for cause in comparison.causes if cause.places]
     return f"{count}: {'; '.join(dict.fromkeys(causes))}{distance}"
+
+
+def _range_of_distances(blocks: Sequence[BlockComparison]) -> str:
+    """Return the relative distances of blocks in brackets; nothing if rounding explains all."""
+    distances = [block.farthest for block in blocks if block.farthest > block.tolerance]
+    if not distances:
+        return ""
+    low, high = min(distances), max(distances)
+    spread = f"up to {high:.2g}" if high <= 2 * low else f"{low:.2g} to {high:.2g}"
+    return f" (relative distance {spread})"
 
 
 def _name_of_cause(cause: Cause) -> str:

@@ -25,9 +25,8 @@ from wqk.families import Composed, Norm, Projection
 from wqk.families.naming import NAMES, embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.tensor_roles import layer_of
+from wqk.sameness.tensor_roles import layer_of, names_in_forms
 from wqk.sameness.tolerances import SAME, TURNED
-from wqk.sameness.weights import form_parts
 
 
 class StreamWeight(NamedTuple):
@@ -90,7 +89,7 @@ class Turned(View):
         if self._copies:
             self.config = {**self.config, "tie_word_embeddings": False}
         self._names = {**names, **{name: name for name in self._copies}}
-        formed = {part.name for plan in models[0].plans for part in form_parts(plan)}
+        formed = {*names_in_forms(models[0].plans)}
         weights = [
             weight for weight in _stream_weights(models[0]) if weight.projection.tensor in names
         ]
@@ -381,7 +380,7 @@ def _vectors(
     reference = models[0].checkpoint
     count = min(reference.info(table).shape[0], 8 * width)
     yield _read_pair(models, Part(table, ((0, count),)), Part(names[table], ((0, count),)))
-    formed = {part.name for plan in models[0].plans for part in form_parts(plan)}
+    formed = {*names_in_forms(models[0].plans)}
     for name, info in reference.tensors().items():
         writes = len(info.shape) == 2 and info.shape[0] == width != info.shape[1]
         if writes and name in names and name not in formed:

@@ -87,13 +87,11 @@ def with_tensor_causes(
     lone_layers = tuple(alone_prefixes(pairs, alone))
     moved = dict.fromkeys(search.moved_with(moved_layers))
     explained = {name for cause in known for name in cause.tensors} | {*moved}
-    norms = {
-        name
-        for pair, block in zip(pairs, blocks, strict=True)
-        if block.verdict is Verdict.DIFFERENT
-        for name in _norms(pair[0], names)
-        if name not in moved
-    }
+    norms: set[str] = set()
+    for (plan, _), block in zip(pairs, blocks, strict=True):
+        if block.verdict is Verdict.DIFFERENT:
+            norms.update(_norms(plan, names))
+    norms -= {*moved}
     findings = _findings(search, models, tensors, explained, sorted(norms), lone_layers)
     causes = [*known, *_joined(map(search.checked, findings))]
     reason_of = {name: cause.mismatch.reason for cause in causes for name in cause.tensors}

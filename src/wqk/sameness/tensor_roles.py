@@ -6,7 +6,7 @@ The role follows from the name, and from the names of the tensors that blocks re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from wqk.checkpoints import Part, TensorInfo
@@ -125,14 +125,14 @@ def roles(model: Model) -> dict[str, str]:
 def _names(model: Model) -> _Names:
     """Collect the names by which a model's tensors of attention are recognized."""
     tensors = model.checkpoint.tensors()
-    formed = frozenset(part.name for plan in model.plans for part in form_parts(plan))
+    formed = frozenset(names_in_forms(model.plans))
     modules = {_module(plan) for plan in model.plans}
     modules |= {f"{name.rpartition('.')[0]}." for name in _unread(model)}
     modules -= {""}
     layers = frozenset(layer_of(name) for name in modules) - {""}
     return _Names(
         formed=formed,
-        mixing=frozenset(part.name for plan in model.mixers for part in form_parts(plan)),
+        mixing=frozenset(names_in_forms(model.mixers)),
         modules=tuple(sorted(modules)),
         layers=layers,
         layer_kinds=frozenset(map(without_numbers, layers)),
@@ -180,6 +180,14 @@ def _role(name: str, names: _Names) -> str:
     if lies_in_attention or is_named_attention:
         return MIXER if lacks_attention else ATTENTION
     return OTHER
+
+
+def names_in_forms(plans: Iterable[AttentionPlan]) -> list[str]:
+    """Return the tensors that the forms of some blocks consist of, each once."""
+    names: dict[str, None] = {}
+    for plan in plans:
+        names |= dict.fromkeys(part.name for part in form_parts(plan))
+    return [*names]
 
 
 # -- rows of tensors of forms ------------------------------------------------------------------
