@@ -173,13 +173,15 @@ def live_tables(tables: Iterable[ScoreTable]) -> None:
 STANDARD_OUTPUT = Path("-")
 
 
-def prints_csv(as_csv: bool, out: Path | None, as_json: bool) -> bool:
-    """Return whether CSV is to be printed: by ``--csv``, or by ``--out -``.
+def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> bool:
+    """Require one format on standard output, and return whether it is CSV.
+
+    ``--csv`` and ``--out -`` print CSV.
 
     Raises
     ------
     UsageError
-        JSON is to be printed, too.
+        Both CSV and JSON were requested.
     """
     as_csv = as_csv or out == STANDARD_OUTPUT
     if as_csv and as_json:

@@ -136,7 +136,7 @@ def scan(
     from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
     from wqk.tables.score_table import check_table_output, join
 
-    as_csv = display.prints_csv(as_csv, out, as_json)
+    as_csv = display.require_one_output(as_csv, out, as_json)
     if out == display.STANDARD_OUTPUT:
         out = None
     for path, check in (

@@ -97,7 +97,7 @@ def survey(
         )
     from wqk.cli import display
 
-    as_csv = display.prints_csv(as_csv, None, as_json)
+    as_csv = display.require_one_output(as_csv, None, as_json)
     if dry_run:
         _list(refs, options["revisions"], jobs, as_json)
         return

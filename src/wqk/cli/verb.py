@@ -275,7 +275,7 @@ class Verb:
 
         as_json, as_csv = options.pop("as_json"), options.pop("as_csv")
         out, picture = options.pop("out", None), options.pop("picture", None)
-        as_csv = display.prints_csv(as_csv, out, as_json)
+        as_csv = display.require_one_output(as_csv, out, as_json)
         if out == display.STANDARD_OUTPUT:
             out = None
         if out:

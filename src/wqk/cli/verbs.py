@@ -167,7 +167,7 @@ def show(
     from wqk.cli import display
     from wqk.inspecting.showing import show as show_checkpoint
 
-    as_csv = display.prints_csv(as_csv, out, as_json)
+    as_csv = display.require_one_output(as_csv, out, as_json)
     if out and not (as_json or as_csv):
         check_picture(out)
     view = show_checkpoint(opened(ref, options), layer, **options)
@@ -264,7 +264,7 @@ def same(
     from wqk.cli import display
     from wqk.sameness.same import same as compare
 
-    as_csv = display.prints_csv(as_csv, None, as_json)
+    as_csv = display.require_one_output(as_csv, None, as_json)
     if picture:
         check_picture(picture)
 
@@ -453,7 +453,7 @@ def demo(out: Path, report: Path, as_json: bool, as_csv: bool) -> None:
     from wqk.tables.rendering import side_by_side
 
     table = demo_table()
-    if display.prints_csv(as_csv, out, as_json):
+    if display.require_one_output(as_csv, out, as_json):
         display.print_csv(table)
         return
     if as_json:

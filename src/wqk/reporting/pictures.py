@@ -64,10 +64,16 @@ NEAR_ENOUGH = 0.02
 
 
 def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
-    """Draw a curve over steps, and a band between two columns; mark a single point."""
-    axis.plot(curve["step"], curve["value"], marker="o" if curve.height == 1 else "", **look)
-    low, high = (curve[name] for name in band)
-    axis.fill_between(curve["step"], low, high, color=look["color"], alpha=0.15, linewidth=0)
+    """Draw the column ``value`` over ``step``, and a band between two columns.
+
+    A curve of one step is a point, which a marker makes visible.
+    """
+    marker = "o" if curve.height == 1 else ""
+    axis.plot(curve["step"], curve["value"], marker=marker, **look)
+    lower, upper = band
+    axis.fill_between(
+        curve["step"], curve[lower], curve[upper], color=look["color"], alpha=0.15, linewidth=0
+    )
     axis.margins(x=0)
     axis.locator_params(axis="x", nbins=4, integer=True, min_n_ticks=1)
 

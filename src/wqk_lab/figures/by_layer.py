@@ -56,10 +56,13 @@ if TYPE_CHECKING:
 def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[CurveEnd]:
     """Draw a curve for each layer, light to dark, with the range over seeds as a band."""
     layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
-    drawn = list(zip(layers, shades(color, len(layers)) if layers else (), strict=True))
-    for curve, shade in drawn:
-        draw_curve(axis, curve, ("low", "high"), color=shade, **look)
-    return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn]
+    if not layers:
+        return []
+    ends: list[CurveEnd] = []
+    for layer, shade in zip(layers, shades(color, len(layers)), strict=True):
+        draw_curve(axis, layer, ("low", "high"), color=shade, **look)
+        ends.append((layer["value"][-1], str(layer["layer"][0]), shade))
+    return ends
 
 
 def finish_row(

@@ -116,21 +116,21 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     rows = rows.with_columns(reason=pl.coalesce(flagged))
     matrices = matrices or {}
     figure = new_figure(PAPER_WIDTH, 5.4)
-    labels = {}
+    names_by_axis = {}
     grid = figure.add_gridspec(
         2, 2 if matrices else 1, width_ratios=[1.6, 1.0][: 2 if matrices else 1]
     )
-    for index, (score, label) in enumerate(SCORES.items()):
+    for index, (score, title_of_score) in enumerate(SCORES.items()):
         axis = figure.add_subplot(grid[index, 0])
-        labels[axis] = _draw_models(axis, rows.drop_nulls(score), score)
-        axis.set_ylabel(label)
+        names_by_axis[axis] = _draw_models(axis, rows.drop_nulls(score), score)
+        axis.set_ylabel(title_of_score)
         letter(axis, "ab"[index])
     for index, (title, image) in enumerate(matrices.items()):
         cell = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
         draw_form(figure, cell, image, title, "cd"[index])
     figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
-    for axis, labels_of_axis in labels.items():
-        separate_labels(axis, labels_of_axis)
+    for axis, names in names_by_axis.items():
+        separate_labels(axis, names)
     return figure
 
 
@@ -183,7 +183,7 @@ def _names(set_name: str) -> set[str]:
 
 
 def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]:
-    """Draw markers with quartiles; return the labels of some of them."""
+    """Draw markers with quartiles; return the names that are written next to some markers."""
     from matplotlib.patheffects import withStroke
 
     own_rows = rows.filter(source="own")
@@ -192,7 +192,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
         look = _look(row, faint=bool(own_rows.height)) | {"linestyle": "", "elinewidth": 0.7}
         axis.errorbar(row["parameters"], row[score], error, **look)
     labeled = own_rows if 0 < own_rows.height <= LABELED else _extremes(rows.filter("sound"), score)
-    labels = [
+    names = [
         axis.annotate(
             row["name"],
             (row["parameters"], row[score]),
@@ -207,7 +207,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
     ]
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
-    return labels
+    return names
 
 
 def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
