@@ -53,9 +53,19 @@ class Tile(NamedTuple):
     sequences: slice
     rows: slice
     logits: torch.Tensor  # (B, H, I, J): scaled products; or scores, if no products were seen
-    scores: torch.Tensor  # (B, H, I, J): what the softmax takes
+    scores: torch.Tensor  # (B, H, I, J): what the softmax takes, of visible pairs
     weights: torch.Tensor | None  # (B, H, I, J): what the softmax returned, if it was observed
     visible: torch.Tensor | None  # (1 or B, 1 or H, 1 or I, J); None if all pairs are visible
+
+    def attention(self) -> torch.Tensor:
+        """Return the weights (B, H, I, J), as observed or computed; 0 in rows without a key."""
+        if self.weights is not None:
+            return self.weights
+        scores = self.scores
+        if self.visible is not None:
+            scores = scores.masked_fill(~self.visible, -math.inf)
+        sees_no_key = (scores == -math.inf).all(-1, keepdim=True)
+        return scores.softmax(-1).masked_fill(sees_no_key, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,8 +327,6 @@ class ObservedCall:
                 scores = scores + mask
         if self.show_pair is not None or self.change_score is not None:
             scores, visible = self._flexible(sequences, rows, scores, visible)
-        if visible is not None:
-            scores = scores.masked_fill(~visible, -math.inf)
         return Tile(sequences, rows, logits, scores, None, visible)
 
     def _flexible(

@@ -36,7 +36,6 @@ from wqk.forms import BilinearForm
 from wqk.inspecting.tokens import embedding_rows, unembedding_table
 from wqk.live.addresses import BlockIndex, network_of, opened_live
 from wqk.live.calls import ObservedCall
-from wqk.live.matrices import weights_of
 from wqk.live.observing import Observer
 from wqk.live.running import most_positions, run_batch
 from wqk.tables.sheet import Sheet
@@ -283,7 +282,7 @@ class _Patterns:
         totals = torch.zeros(len(PATTERNS), call.shape[1], dtype=torch.float64, device=call.device)
         rows = 0
         for tile in call.tiles():
-            weights = weights_of(tile)
+            weights = tile.attention()
             queries = torch.arange(tile.rows.start, tile.rows.stop, device=call.device)
             second = queries >= self._period  # queries whose tokens were read before
             queries = queries[second]

@@ -8,7 +8,6 @@ Axes: B sequences, H query heads, I queries, J keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,14 +19,13 @@ from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, required_by
 from wqk.families import Place
 from wqk.live.addresses import BlockIndex, network_of
-from wqk.live.calls import ObservedCall, Tile
+from wqk.live.calls import ObservedCall
 from wqk.live.logits import opened_or_module, require_batch
 from wqk.live.observing import Observer
 from wqk.live.running import run_batch
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
 # Bytes that kept matrices may take.
@@ -211,20 +209,12 @@ def attention_matrices(
     return AttentionMatrices(blocks, missing)
 
 
-def weights_of(tile: Tile) -> torch.Tensor:
-    """Attention weights of a tile, (B, H, I, J); 0 in rows that see no key."""
-    if tile.weights is not None:
-        return tile.weights
-    sees_no_key = (tile.scores == -math.inf).all(-1, keepdim=True)
-    return tile.scores.softmax(-1).masked_fill(sees_no_key, 0)
-
-
 def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys"]:
     """Attention weights of a call with the axes (B, H, I, J), on the host."""
     batch, heads, queries, keys = call.shape
     matrix: np.ndarray | None = None
     for tile in call.tiles():
-        weights = weights_of(tile).cpu()
+        weights = tile.attention().cpu()
         weights = weights if weights.element_size() >= 4 else weights.float()
         if matrix is None:
             matrix = np.zeros((batch, heads, queries, keys), weights.numpy().dtype)

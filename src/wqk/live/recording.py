@@ -125,7 +125,7 @@ def whole(call: ObservedCall) -> Attention:
     shape = (batch, heads, queries, tile.logits.shape[-1])
     visible = torch.ones(shape, dtype=torch.bool) if tile.visible is None else tile.visible
     visible = visible.expand(shape)
-    weights = tile.scores.softmax(-1).nan_to_num(0) if tile.weights is None else tile.weights
+    weights = tile.attention()
     added = (tile.scores - call.capped(tile.logits)).masked_fill(~visible, 0)
     missing = (0, keys - shape[-1])  # keys that no query may see
     padded = [

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 
+# Hidden pairs are taken for logits of minus this number.
+HIDDEN_AT = 1e30
+
+
 class BlockLogits(NamedTuple):
     """Logits and attention of one block, for each query head (H,)."""
 
@@ -40,6 +44,14 @@ class BlockLogits(NamedTuple):
     def of_head(self, head: int) -> dict[str, float]:
         """Values of one head."""
         return {name: float(values[head]) for name, values in self._asdict().items()}
+
+
+class Shares(NamedTuple):
+    """Attention of each row, (B, H, I): entropy, largest weight, and weight of the first token."""
+
+    entropy: torch.Tensor
+    largest: torch.Tensor
+    first: torch.Tensor
 
 
 class HeadStatistics:
@@ -74,8 +86,6 @@ class HeadStatistics:
             Whether queries and keys belong to the same tokens: a key that no query may see is then
             padding, and the query in its place does not count.
         """
-        import torch
-
         batch, _, queries, keys = call.shape
         shown = call.visible_keys()
         first = None if shown is None else shown.long().argmax(-1).expand(batch)
@@ -92,50 +102,86 @@ class HeadStatistics:
             if rows is not None:
                 visible = rows if visible is None else visible & rows
             start = None if first is None else first[tile.sequences]
-            self._add_logits(tile.logits, visible)
-            counted = torch.ones((), dtype=torch.bool, device=tile.logits.device)
-            counted = counted if visible is None else visible.any(-1)
-            self._add_weights(tile, counted, start)
+            self._add_tile(tile, visible, start)
 
-    def _add_logits(self, logits: torch.Tensor, visible: torch.Tensor | None) -> None:
-        """Add logits (B, H, I, J); hidden pairs do not count."""
+    def _add_tile(
+        self, tile: Tile, visible: torch.Tensor | None, first: torch.Tensor | None
+    ) -> None:
+        """Add a tile; hidden pairs do not count, nor do rows without a visible pair.
+
+        Parameters
+        ----------
+        tile
+            Logits, and scores or weights, (B, H, I, J).
+        visible
+            Pairs that count, broadcast to (B, H, I, J); None for all.
+        first
+            The first token of each sequence, (B,); None for token 0.
+        """
         import torch
 
-        over = (0, 2, 3)
-        if visible is None:
-            pairs = torch.full_like(self._pairs, logits.numel() / self.heads)
-            total = logits.sum(-1).sum((0, 2), dtype=torch.float64)
+        number = tile.logits.dtype if tile.logits.element_size() >= 4 else torch.float32
+        shown = None if visible is None else visible.to(number)
+        below, highest = _below_highest(tile.logits, shown)
+        if tile.weights is not None:
+            shares = _shares_of_weights(tile.weights, first)
+        elif tile.scores is tile.logits:
+            shares = _shares_of_scores(below, first)
         else:
-            pairs = _by_head(visible, logits.shape)
-            total = logits.masked_fill(~visible, 0).sum(-1).sum((0, 2), dtype=torch.float64)
-        mean = total / pairs.clip(min=1)
-        # Hidden pairs get the mean, which is neither below the least nor above the largest.
-        centered = logits - mean.to(logits.dtype)[:, None, None]
-        if visible is not None:
-            centered.masked_fill_(~visible, 0)
-        remainder = centered.sum(-1).sum((0, 2), dtype=torch.float64)
-        squares = centered.square().sum(-1).sum((0, 2), dtype=torch.float64)
-        seen = pairs > 0
-        high = centered.amax(over).double() + mean.to(logits.dtype).double()
-        low = centered.amin(over).double() + mean.to(logits.dtype).double()
-        self._largest = torch.maximum(self._largest, high.where(seen, -math.inf))
-        self._smallest = torch.minimum(self._smallest, low.where(seen, math.inf))
-        mean = mean.to(logits.dtype).double() + remainder / pairs.clip(min=1)
-        self._join(pairs, mean, squares - remainder.square() / pairs.clip(min=1))
-
-    def _add_weights(self, tile: Tile, counted: torch.Tensor, first: torch.Tensor | None) -> None:
-        """Add the attention of the rows that count, (B, H, I) or broadcast to it."""
-        import torch
-
-        if tile.weights is None:
-            entropy, top, share = _of_scores(tile.scores, first)
-        else:
-            entropy, top, share = _of_weights(tile.weights, first)
-        counted = counted.expand(entropy.shape)
+            scores = tile.scores.clamp(min=-HIDDEN_AT)  # functions of FlexAttention may give −∞
+            shares = _shares_of_scores(_below_highest(scores, shown)[0], first)
+        pairs = _pairs_of_rows(tile.logits, shown)
+        self._add_logits(below, highest, pairs, shown)
+        counted = pairs > 0
         self._rows += counted.sum((0, 2))
-        for name, values in (("_entropy", entropy), ("_top", top), ("_first", share)):
+        for name, values in zip(("_entropy", "_top", "_first"), shares, strict=True):
             total = values.masked_fill(~counted, 0).sum((0, 2), dtype=torch.float64)
             setattr(self, name, getattr(self, name) + total)
+
+    def _add_logits(
+        self,
+        below: torch.Tensor,
+        highest: torch.Tensor,
+        pairs: torch.Tensor,
+        shown: torch.Tensor | None,
+    ) -> None:
+        """Add logits, given as their distance from the highest of their row; it is overwritten.
+
+        Within a row, sums are those of the distances in the type of the logits; rows are joined in
+        float64.
+
+        Parameters
+        ----------
+        below
+            Logits less the highest of the row, (B, H, I, J).
+        highest
+            Highest logit of each row, (B, H, I).
+        pairs
+            Number of visible pairs of each row, (B, H, I).
+        shown
+            1 for each visible pair, 0 for the others; None if all are visible.
+        """
+        import torch
+
+        if shown is not None:
+            below.mul_(shown)  # hidden pairs are at the highest, and add nothing to sums
+        counted, rows = pairs > 0, (0, 2)
+        highest = highest.double()
+        lowest = highest + below.amin(-1).double()
+        self._largest = torch.maximum(
+            self._largest, highest.masked_fill(~counted, -math.inf).amax(rows)
+        )
+        self._smallest = torch.minimum(
+            self._smallest, lowest.masked_fill(~counted, math.inf).amin(rows)
+        )
+        sums = below.sum(-1).double()
+        squares = torch.linalg.vector_norm(below, dim=-1).double().square()
+        means = (highest + sums / pairs.clip(min=1)).masked_fill(~counted, 0)
+        within = squares - sums.square() / pairs.clip(min=1)
+        every = pairs.sum(rows)
+        mean = (pairs * means).sum(rows) / every.clip(min=1)
+        between = pairs * (means - mean[:, None]).square()
+        self._join(every, mean, (within.masked_fill(~counted, 0) + between).sum(rows))
 
     def _join(self, pairs: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
         """Join counts, means and squares around the mean with those so far (Chan et al.)."""
@@ -171,37 +217,56 @@ class HeadStatistics:
         return BlockLogits(*(value.cpu().numpy() for value in values))
 
 
-def _by_head(visible: torch.Tensor, shape: Any) -> torch.Tensor:
-    """Return number of visible pairs of each head (H,)."""
+def _below_highest(
+    values: torch.Tensor, shown: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values (B, H, I, J) less the highest visible one of their row, and the highest.
+
+    Hidden pairs lie about 10³⁰ below the highest. Arithmetic is used where a mask would be natural:
+    PyTorch's ``masked_fill`` takes longer than all other steps together.
+    """
     import torch
 
-    count = visible.sum((0, 2, 3), dtype=torch.float64)
-    repeats = 1
-    for axis in (0, 2, 3):
-        if visible.shape[axis] == 1:
-            repeats *= shape[axis]
-    return (count * repeats).expand(shape[1])
+    if values.element_size() < 4:
+        values = values.float()
+    if shown is None:
+        highest = values.amax(-1)
+        return values - highest[..., None], highest
+    limit = HIDDEN_AT / (shown - 1)  # infinite where a pair is visible
+    limited = torch.minimum(values, limit)
+    highest = limited.amax(-1)
+    return limited.sub_(highest[..., None]), highest
 
 
-def _of_weights(
-    weights: torch.Tensor, first: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Entropy, largest weight and the first token's weight of each row, (B, H, I)."""
+def _pairs_of_rows(logits: torch.Tensor, shown: torch.Tensor | None) -> torch.Tensor:
+    """Return the number of visible pairs of each row, (B, H, I)."""
     import torch
 
-    return torch.special.entr(weights).sum(-1), weights.amax(-1), _at(weights, first)
+    if shown is None:
+        return logits.new_full(logits.shape[:-1], logits.shape[-1], dtype=torch.float64)
+    count = shown.double().sum(-1)
+    if shown.shape[-1] == 1:
+        count = count * logits.shape[-1]
+    return count.expand(logits.shape[:-1])
 
 
-def _of_scores(
-    scores: torch.Tensor, first: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the same from scores, of which hidden ones are −∞."""
-    highest = scores.amax(-1, keepdim=True).clamp(min=-1e300 if scores.itemsize > 4 else -1e38)
-    below = (scores - highest).clamp_(min=-1e4)
+def _shares_of_weights(weights: torch.Tensor, first: torch.Tensor | None) -> Shares:
+    """Return the shares of rows of weights, (B, H, I, J)."""
+    import torch
+
+    logarithms = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()
+    entropy = -logarithms.mul_(weights).sum(-1)
+    return Shares(entropy, weights.amax(-1), _at(weights, first))
+
+
+def _shares_of_scores(below: torch.Tensor, first: torch.Tensor | None) -> Shares:
+    """Return the shares of rows of scores, given as their distance from the highest."""
     parts = below.exp()
     total = parts.sum(-1)
-    entropy = total.log() - below.mul_(parts).sum(-1) / total
-    return entropy, 1 / total, _at(parts, first) / total
+    share = _at(parts, first) / total
+    # The distance of hidden pairs is large, but finite.
+    entropy = total.log() - parts.mul_(below).sum(-1) / total
+    return Shares(entropy, 1 / total, share)
 
 
 def _at(weights: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
