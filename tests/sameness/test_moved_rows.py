@@ -130,4 +130,5 @@ def test_the_order_within_a_guessed_fused_weight_is_no_mistake(order: str) -> No
     assert comparison.causes == ()
     assert comparison.same is (True if order == "qkv" else None)
     if order != "qkv":
-        assert f"equal if rows of wqkv lie in the order {' '.join(order)}" in comparison.sentence
+        stored = f"rows of wqkv lie in the order {' '.join(order)}"
+        assert f"the two are equal up to this order: {stored}" in comparison.sentence

@@ -178,8 +178,8 @@ def _order_of_guess(pair: Pair, block: BlockComparison, causes: Sequence[Mismatc
         return ""
     reasons = "; ".join(dict.fromkeys(cause.reason for cause in causes))
     return (
-        "the order within a fused weight is not known of a guessed family; the two are equal if "
-        f"{reasons.partition(', should')[0]}"
+        "the order within a fused weight is not known of a guessed family; the two are equal up "
+        f"to this order: {reasons}"
     )
 
 
