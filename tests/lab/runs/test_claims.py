@@ -233,3 +233,13 @@ def test_a_layer_without_a_share_gives_no_correlation(tmp_path):
     (tmp_path / "shares.csv").write_text("\n".join(lines), encoding="utf-8")
     records = read_records(tmp_path)["rank correlation by layer at step 9"]
     assert records["a layers"] == {1: pytest.approx(1)}
+
+
+def test_every_decided_verdict_on_a_part_has_words() -> None:
+    script = runpy.run_path(str(DOCS / "generate_results.py"))
+    decided = {"reproduced", "too small", "reversed", "not reproduced"}
+    phrases = script["THAN_RANDOM"]
+    assert set(phrases) == {(sign, verdict) for sign in ("less", "more") for verdict in decided}
+    # A prediction and the opposite prediction, reversed, are one outcome.
+    assert phrases["less", "reproduced"] == phrases["more", "reversed"]
+    assert phrases["more", "reproduced"] == phrases["less", "reversed"]
