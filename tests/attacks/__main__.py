@@ -28,6 +28,8 @@ def main() -> int:
         for seed in arguments.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 found += findings(attack, Path(folder), arguments.count or count, seed)
+            counts = {str(outcome): number for outcome, number in counted(found).items()}
+            print(f"{name}, up to seed {seed}: {counts}", file=sys.stderr, flush=True)
         counts = counted(found)
         total += counts
         print(f"| {name} |", " | ".join(str(counts[o]) for o in Outcome), "|", flush=True)

@@ -17,7 +17,7 @@ from tests.small import sizes
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.checkpoints.formats import FORMATS, Format
+from wqk.checkpoints.library_formats import FORMATS, Format
 from wqk.errors import CheckpointError
 from wqk.sameness.same import same
 

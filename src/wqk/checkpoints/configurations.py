@@ -19,7 +19,7 @@ from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from wqk.checkpoints.checkpoint import TensorInfo
-    from wqk.checkpoints.formats import Format
+    from wqk.checkpoints.library_formats import Format
 
 
 def lens_configuration(

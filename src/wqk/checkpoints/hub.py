@@ -18,7 +18,6 @@ from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.distributed import METADATA
 from wqk.checkpoints.formats import (
     COMMON,
-    DISTRIBUTED,
     ENDINGS,
     PREFERRED,
     Folder,
@@ -26,12 +25,12 @@ from wqk.checkpoints.formats import (
     beside,
     choose_weights,
     exists,
-    format_of,
     local_folder,
     open_local,
     read_folder,
     unread_format,
 )
+from wqk.checkpoints.library_formats import DISTRIBUTED, format_of
 from wqk.errors import CheckpointError, HubError, errors_about
 from wqk.storage.buckets import BucketFolder
 from wqk.storage.hub_files import (

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import Arrays, QuantizedMatrix, scaled, uniform_grid
 from wqk.checkpoints.quantization.module import Module, size
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Companion,

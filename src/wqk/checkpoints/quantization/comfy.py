@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints.files import DESCRIPTION
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.float8 import FLOAT8, float8_matrix
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
@@ -26,6 +25,7 @@ from wqk.checkpoints.quantization.matrix import (
 )
 from wqk.checkpoints.quantization.modelopt import with_input_scales
 from wqk.checkpoints.quantization.module import FLOATS, Module, Source, size
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
     BIAS,

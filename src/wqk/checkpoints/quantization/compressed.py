@@ -20,7 +20,6 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
 from wqk.checkpoints.files import unpacked
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.float8 import float8_matrix
 from wqk.checkpoints.quantization.matrix import (
     FLOAT4,
@@ -35,6 +34,7 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
     BIAS,

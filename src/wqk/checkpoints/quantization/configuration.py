@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from wqk.checkpoints.quantization.quantization_settings import NO_SETTINGS, Settings
 from wqk.checkpoints.quantization.table import Effect, Key, QuantizedFormat
 from wqk.errors import CheckpointError, shown
 
@@ -30,74 +30,6 @@ UNREAD_METHODS = {
     "spqr",
     "vptq",
 }
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A quantization configuration.
-
-    Attributes
-    ----------
-    method
-        Name of the quantization method, in lower case; empty if none is named.
-    values
-        All keys with their values.
-    path
-        Key of ``config.json`` that holds the configuration, for messages.
-    """
-
-    method: str
-    values: Mapping[str, Any]
-    path: str = "quantization_config"
-
-    def get(self, *names: str) -> Any:
-        """Return the value under the only one of these keys that is set; None if none is.
-
-        Raises
-        ------
-        CheckpointError
-            Two of these keys, which mean the same, have different values.
-        """
-        set_values = [
-            (name, self.values[name]) for name in names if self.values.get(name) is not None
-        ]
-        for name, value in set_values[1:]:
-            if value != set_values[0][1]:
-                raise self.error(
-                    f"{set_values[0][0]} and {name} mean the same and differ "
-                    f"({shown(set_values[0][1])} and {shown(value)})"
-                )
-        return set_values[0][1] if set_values else None
-
-    def whole(self, *names: str) -> int | None:
-        """Return a whole number; None if it is not set."""
-        value = self.get(*names)
-        if value is not None and type(value) is not int:
-            raise self.error(f"{names[0]} must be a whole number, got {shown(value)}")
-        return value
-
-    def switch(self, *names: str) -> bool:
-        """Return a switch, which is off if it is not set."""
-        value = self.get(*names)
-        if value is None:
-            return False
-        if value not in (True, False):  # AutoGPTQ also writes 0 and 1
-            raise self.error(f"{names[0]} must be true or false, got {shown(value)}")
-        return bool(value)
-
-    def word(self, *names: str) -> str:
-        """Return a word in lower case; empty if it is not set."""
-        value = self.get(*names)
-        if value is not None and not isinstance(value, str):
-            raise self.error(f"{names[0]} must be a word, got {shown(value)}")
-        return (value or "").lower()
-
-    def error(self, message: str) -> CheckpointError:
-        """Return the error for this configuration."""
-        return CheckpointError(f"{self.path}: {message}")
-
-
-NO_SETTINGS = Settings("", {})
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:

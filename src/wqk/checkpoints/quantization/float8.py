@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
@@ -19,6 +18,7 @@ from wqk.checkpoints.quantization.matrix import (
     scaled,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
     BIAS,

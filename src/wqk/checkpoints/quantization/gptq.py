@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints.files import unpacked
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
@@ -28,6 +27,7 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Companion,

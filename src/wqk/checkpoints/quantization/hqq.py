@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import Arrays, QuantizedMatrix
 from wqk.checkpoints.quantization.module import FLOATS, Module
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Effect,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from wqk.checkpoints.checkpoint import Grid
 from wqk.checkpoints.files import unpacked, values_of_codes
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     FLOAT4,
     FLOAT4_STEP,
@@ -24,6 +23,7 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Companion,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     FLOAT4,
     FLOAT4_STEP,
@@ -18,6 +17,7 @@ from wqk.checkpoints.quantization.matrix import (
     powers_of_two,
 )
 from wqk.checkpoints.quantization.module import Module
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     Companion,
     Effect,

@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.quantization.configuration import Settings
     from wqk.checkpoints.quantization.matrix import QuantizedMatrix
     from wqk.checkpoints.quantization.module import Module
+    from wqk.checkpoints.quantization.quantization_settings import Settings
 
 
 class Effect(StrEnum):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Part
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
@@ -16,6 +15,7 @@ from wqk.checkpoints.quantization.matrix import (
     uniform_grid,
 )
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
     Companion,

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.quantization.configuration import Settings
 from wqk.checkpoints.quantization.matrix import Arrays, Component, QuantizedMatrix
 from wqk.checkpoints.quantization.module import FLOATS
+from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.errors import CheckpointError, shown
 
 # Kinds of R. The first two have entries ±1 and are orthogonal after division by the root of their
