@@ -31,6 +31,7 @@ FOLDERS = (
     "tests/lab",
     "tests/live",
     "tests/checkpoints",
+    "tests/families",
 )
 
 # Parts of the code that are still to be rewritten. This list only becomes shorter.

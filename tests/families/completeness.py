@@ -1,4 +1,4 @@
-"""What a family leaves out, or would let pass, told from a checkpoint that it reads rightly."""
+"""Omissions of a family, and faults that pass, found with a checkpoint that the family reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import WqkError
 from wqk.families import AttentionPlan, Family, find_family, plan_attention
 
-# Their stacks are told apart by the names of tensors.
+# Names of tensors distinguish their stacks.
 NAMED_BY_TENSORS = {"timesformer", "videoprism-vision-model"}
 # Their configurations do not say how many layers have tensors.
 UNCOUNTED = {"albert", "mask2former", "mobilevit"}
@@ -36,7 +36,7 @@ STRAY = [
 
 
 def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
-    """What is not said, or would not be noticed."""
+    """Yield omissions of a family, and faults that nothing would notice."""
     plans = plan_attention(checkpoint, family)
     return [
         *_circuit(checkpoint, plans),
@@ -51,7 +51,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 def under_live_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
     """The shapes of a file's tensors as a running model calls them; ``names`` are the file's."""
-    calls = {stored: own for own, stored in names.items()}
+    calls = {stored: live_name for live_name, stored in names.items()}
     tensors = {calls.get(name, name): value for name, value in zeros(checkpoint).items()}
     return StateDict(tensors, checkpoint.config, "made")
 
@@ -73,7 +73,7 @@ def _said(plan: AttentionPlan) -> tuple[Any, ...]:
 
 def absent(plans: Sequence[AttentionPlan]) -> list[tuple[str, str, str]]:
     """Tensors that are named, but that no layer of a stack has: by stack, kind and role."""
-    named, there = set(), set()
+    named, read = set(), set()
     for p in plans:
         has = {
             "value": p.value,
@@ -86,25 +86,25 @@ def absent(plans: Sequence[AttentionPlan]) -> list[tuple[str, str, str]]:
         }
         has |= {} if p.layer else {"input_norm": True}  # of the layer before
         named |= {(p.stack, p.kind, role) for role in has if getattr(p.rule, role)}
-        there |= {(p.stack, p.kind, role) for role, one in has.items() if one}
-    return sorted(named - there)
+        read |= {(p.stack, p.kind, role) for role, is_read in has.items() if is_read}
+    return sorted(named - read)
 
 
 def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Values and outputs that lie beside the queries, but are not named."""
+    """Values and outputs that lie next to the queries, but are not named."""
     tensors = checkpoint.tensors()
     for plan in plans:
         name = plan.query.tensor
         width = plan.query.heads * plan.query.head_width
-        beside = value_and_output(tensors, name, name.removesuffix(".weight"), width)
-        if plan.value is None and "value" in beside and beside["value"] != plan.key.tensor:
-            yield f"{beside['value']} is no value"
-        if plan.output is None and "output" in beside:
-            yield f"{beside['output']} is no output"
+        neighbors = value_and_output(tensors, name, name.removesuffix(".weight"), width)
+        if plan.value is None and "value" in neighbors and neighbors["value"] != plan.key.tensor:
+            yield f"{neighbors['value']} is no value"
+        if plan.output is None and "output" in neighbors:
+            yield f"{neighbors['output']} is no output"
 
 
 def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Gains of norms that lie beside the queries, but are not named."""
+    """Gains of norms that lie next to the queries, but are not named."""
     norms = [
         norm
         for plan in plans
@@ -118,11 +118,11 @@ def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
     named = {part.name for norm in norms for part in norm.gain}
     named |= {part.name for plan in plans for part in plan.parts}
     for module in {plan.query.tensor.removesuffix(".weight").rpartition(".")[0] for plan in plans}:
-        # In a GGUF file all norms of a layer lie beside its queries.
+        # In a GGUF file all norms of a layer lie next to its queries.
         whose = r"attn_[qk]\w*" if module.startswith("blk.") else r"(?!layer_norm)[^.]+"
-        beside = rf"{re.escape(module)}\.{whose}_(layernorm|norm|ln)\.weight"
+        norm_pattern = rf"{re.escape(module)}\.{whose}_(layernorm|norm|ln)\.weight"
         for name in checkpoint.tensors():
-            if re.fullmatch(beside, name) and name not in named:
+            if re.fullmatch(norm_pattern, name) and name not in named:
                 yield f"{name} is no norm"
 
 
@@ -133,7 +133,7 @@ def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
         if made_up and NAMED_BY_TENSORS.isdisjoint(family.name.split(" + ")):
             yield f"{plan.stack} has its name from its tensors: another attention has its place"
         crossing = plan.kind == "cross" and plan.stack == "encoder"
-        if crossing and any(other.stack == "decoder" for other in plans):
+        if crossing and any(plan_of_decoder.stack == "decoder" for plan_of_decoder in plans):
             yield "an encoder attends to a decoder"
     alone = {(plan.stack, plan.kind) for plan in plans} == {("decoder", "self")}
     named = any("decoder" in plan.query.tensor for plan in plans)
@@ -143,9 +143,9 @@ def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
 
 def _misnamed(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
     """Stacks whose name is at odds with what their configuration is about."""
-    said, kind = str(checkpoint.config), checkpoint.config.get("model_type")
+    settings, kind = str(checkpoint.config), checkpoint.config.get("model_type")
     for stack in {plan.stack for plan in plans}:
-        if stack in SIGNS and not re.search(SIGNS[stack], said):
+        if stack in SIGNS and not re.search(SIGNS[stack], settings):
             yield f"the stack is called {stack}, but the configuration has nothing of it"
     writes = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if writes and any(plan.causal and plan.stack == "encoder" for plan in plans):
@@ -160,10 +160,10 @@ def _strays(checkpoint: Checkpoint, family: Family, plans: list[AttentionPlan]) 
             for name, part in checkpoint.config.items()
         }
         try:
-            same = _shapes(_planned(checkpoint, family, stray | config)) == _shapes(plans)
+            is_equal = _shapes(_planned(checkpoint, family, stray | config)) == _shapes(plans)
         except WqkError:
-            same = False
-        if not same:
+            is_equal = False
+        if not is_equal:
             yield f"a stray key is read: {stray}"
 
 
@@ -172,10 +172,10 @@ def _truncation(
 ) -> Iterator[str]:
     """Stacks whose last layer may be missing without anyone noticing."""
     for rule, group in groupby(plans, key=lambda plan: (plan.rule, plan.stack)):
-        own = list(group)
-        if len(own) < 2 or not rule[0].every_layer or family.name in UNCOUNTED:
+        counted = list(group)
+        if len(counted) < 2 or not rule[0].every_layer or family.name in UNCOUNTED:
             continue
-        gone = own[-1].query.tensor
+        gone = counted[-1].query.tensor
         try:
             _planned(checkpoint, family, checkpoint.config, gone)
         except WqkError:

@@ -164,7 +164,7 @@ def assert_read(
     tolerance: float = 1e-9,
     **told: Any,
 ) -> None:
-    """What is read of a block is what was computed, and nothing more.
+    """Compare a block as read with the numbers of its computation; nothing else may be read.
 
     Parameters
     ----------
@@ -180,9 +180,9 @@ def assert_read(
         Parts of the plan, where they are not plain.
     """
     plan, expected = block.plan, PLAIN | told
-    found = {name: getattr(plan, name, getattr(plan.rule, name, None)) for name in expected}
-    found["window"] = None if plan.window is None else str(plan.window)
-    assert found == expected | {"scale": pytest.approx(expected["scale"])}
+    actual = {name: getattr(plan, name, getattr(plan.rule, name, None)) for name in expected}
+    actual["window"] = None if plan.window is None else str(plan.window)
+    assert actual == expected | {"scale": pytest.approx(expected["scale"])}
     share = H // len(keys)
     scores = np.stack([q @ keys[h // share].T * plan.score_scale for h, q in enumerate(queries)])
     cap = expected["softcap"]
@@ -190,19 +190,19 @@ def assert_read(
     logits = block.logits(x, x if y is None else y)
     np.testing.assert_allclose(logits, scores, rtol=tolerance, atol=tolerance)
     key_fed = fed if plan.kind == "self" else key_fed
-    for side, wanted in ((plan.query, fed), (plan.key, key_fed)):
+    for side, expected_gain in ((plan.query, fed), (plan.key, key_fed)):
         norm = side.input_norm
         read = norm and Fed(norm.kind, norm.gain[0].name, norm.epsilon, norm.offset)
-        assert read == wanted
+        assert read == expected_gain
     assert (plan.output is None) == (circuit is None)
     if circuit is not None:
         assert_circuit(block, *circuit, x if y is None else y)
 
 
 def assert_circuit(block: wqk.Block, values: np.ndarray, output: np.ndarray, x: np.ndarray) -> None:
-    """What each head writes about a difference of inputs, past value and output."""
+    """Compare each head's output-value form with the product of value and output weights."""
     written = x @ block.heads.ov.dense()
     for head, rows in enumerate(written):
-        own = values[head * len(values) // H]
-        expected = own @ output[:, head * R : (head + 1) * R].T
+        value_of_head = values[head * len(values) // H]
+        expected = value_of_head @ output[:, head * R : (head + 1) * R].T
         np.testing.assert_allclose(rows - rows[0], expected - expected[0], rtol=1e-8, atol=1e-9)

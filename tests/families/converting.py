@@ -1,9 +1,9 @@
-"""Tiny models of transformers, converted by llama.cpp's own converter, and how they are read.
+"""Tiny models of transformers, converted by llama.cpp's own converter, and their readings.
 
-``python -m tests.families.converting`` writes `llama-cpp.jsonl`: of one model of each architecture
-that converts, the metadata, the shapes of its attention's tensors, and what is read of them. It
-needs llama.cpp's sources (the source distribution of llama-cpp-python contains them), in the folder
-that LLAMA_CPP names.
+``python -m tests.families.converting`` writes `llama-cpp.jsonl`: for a model of each architecture
+that converts, the metadata, the shapes of the attention's tensors, and the reading. The program
+needs llama.cpp's sources in the folder LLAMA_CPP; the source distribution of llama-cpp-python
+contains the sources.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def jobs(llama_cpp: Path) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def build(name: str, change: dict[str, Any], folder: Path) -> None:
-    """Save a tiny random model of this class, with a tokenizer that says nothing."""
+    """Save a tiny random model of a class, with an empty tokenizer."""
     import transformers
     from tools.deriving.building import instantiated, randomize
     from tools.deriving.shrinking import shrunk
@@ -71,10 +71,12 @@ def build(name: str, change: dict[str, Any], folder: Path) -> None:
     randomize(model)
     model.eval().save_pretrained(folder)
     path = folder / "config.json"
-    told = json.loads(path.read_text()) | {"architectures": [name]} | PUBLISHED.get(name, {})
-    share = (told.get("rope_parameters") or {}).get("partial_rotary_factor")
-    told |= {"partial_rotary_factor": share} if share else {}
-    path.write_text(json.dumps(told))
+    written_config = (
+        json.loads(path.read_text()) | {"architectures": [name]} | PUBLISHED.get(name, {})
+    )
+    share = (written_config.get("rope_parameters") or {}).get("partial_rotary_factor")
+    written_config |= {"partial_rotary_factor": share} if share else {}
+    path.write_text(json.dumps(written_config))
     vocabulary = {"type": "BPE", "vocab": {str(n): n for n in range(160)}}
     tokenizer = {"model": vocabulary, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -88,13 +90,18 @@ def convert(folder: Path, path: Path) -> None:
 
     logging.disable(logging.WARNING)
     base = conversion.ModelBase
-    told = json.loads((folder / "config.json").read_text())
-    hparams = told | base.load_hparams(folder, False)
-    hparams |= PUBLISHED.get(told["architectures"][0], {})
-    hparams["architectures"] = told["architectures"]
-    kind = conversion.get_model_class(told["architectures"][0])
-    known = base._model_classes[conversion.ModelType.TEXT].values()
-    for owner in {owner for one in known for owner in one.__mro__ if "set_vocab" in vars(owner)}:
+    config = json.loads((folder / "config.json").read_text())
+    hparams = config | base.load_hparams(folder, False)
+    hparams |= PUBLISHED.get(config["architectures"][0], {})
+    hparams["architectures"] = config["architectures"]
+    kind = conversion.get_model_class(config["architectures"][0])
+    model_classes = base._model_classes[conversion.ModelType.TEXT].values()
+    for owner in {
+        owner
+        for model_class in model_classes
+        for owner in model_class.__mro__
+        if "set_vocab" in vars(owner)
+    }:
         owner.set_vocab = lambda self: self.gguf_writer.add_tokenizer_model("none")
     kind.no_mtp = True
     with torch.inference_mode():
@@ -102,7 +109,7 @@ def convert(folder: Path, path: Path) -> None:
 
 
 def entry(name: str, path: Path) -> dict[str, Any]:
-    """A line of the data: what of a GGUF file decides how its attention is read, and how it is."""
+    """A line of the data: parts of a GGUF file that decide about attention, and the reading."""
     model = wqk.open(path)
     about = open_gguf(LocalFile(path)).about["gguf"]
     architecture = about["general.architecture"]
@@ -154,11 +161,11 @@ def unfolded(table: dict[str, list[Any]]) -> StateDict | Any:
 
 
 def reading(model: wqk.Model) -> list[dict[str, Any]]:
-    """What is read of the attention, layers that are alike together."""
-    found: list[dict[str, Any]] = []
+    """Facts that are read about the attention; equal layers share an entry."""
+    entries: list[dict[str, Any]] = []
     for plan in model.scored:
         rotary = plan.rotary or (plan.positional and plan.positional.rotary)
-        told = {
+        facts = {
             "stack": plan.stack,
             "kind": plan.kind,
             "family": plan.family,
@@ -182,13 +189,15 @@ def reading(model: wqk.Model) -> list[dict[str, Any]]:
                 len(rotary.frequencies),
             ],
         }
-        told = {key: value for key, value in told.items() if value not in (None, "", False)}
-        same = next((one for one in found if {**one, "layers": 0} == {**told, "layers": 0}), None)
-        if same is None:
-            found.append({"layers": [plan.layer], **told})
+        facts = {key: value for key, value in facts.items() if value not in (None, "", False)}
+        matching_entry = next(
+            (entry for entry in entries if {**entry, "layers": 0} == {**facts, "layers": 0}), None
+        )
+        if matching_entry is None:
+            entries.append({"layers": [plan.layer], **facts})
         else:
-            same["layers"].append(plan.layer)
-    return found
+            matching_entry["layers"].append(plan.layer)
+    return entries
 
 
 def model_of(line: dict[str, Any]) -> wqk.Model:

@@ -91,10 +91,10 @@ def prove_attention(architecture: Architecture, folder: Path) -> None:
     verification = verify(folder)
     assert len(verification.blocks) == architecture.block_count
     if not isinstance(architecture.blocks, int):
-        found: dict[str, Counter[str]] = defaultdict(Counter)
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
         for block in verification.blocks:
-            found[block.stack][block.kind] += 1
-        assert found == architecture.blocks
+            counts[block.stack][block.kind] += 1
+        assert counts == architecture.blocks
     # Far from uniform in every block: other weights would be noticed.
     assert min(block.contrast for block in verification.blocks) > 0.02
     assert verification.difference < 1e-12
@@ -155,9 +155,9 @@ UNNAMED = {
 
 
 def prove_norms(architecture: Architecture, folder: Path) -> None:
-    """What goes into queries and keys is what the named norms put out, and of the named kind.
+    """Inputs of queries and keys are outputs of the named norms, which are of the named kind.
 
-    Inputs are taken from the record of the run, in which PyTorch's own attention is heard too.
+    Inputs are taken from the record of the run, which contains PyTorch's own attention, too.
     """
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
@@ -169,15 +169,15 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
             module = model.get_submodule(norm.gain[0].name.rpartition(".")[0])
             assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name
             module.register_forward_hook(partial(_normalized, norm=norm, outputs=outputs))
-        every: dict[str, list[np.ndarray]] = {}
+        outputs_by_name: dict[str, list[np.ndarray]] = {}
         for name, module in model.named_modules():
             if epsilon_of(module) is not None and hasattr(module, "weight"):
-                module.register_forward_hook(partial(_put_out, name=name, outputs=every))
+                module.register_forward_hook(partial(_put_out, name=name, outputs=outputs_by_name))
         for prefix, part in _models(model):
-            own = [
+            own_attention = [
                 r for p, r in zip(plans, records, strict=True) if p.query.tensor.startswith(prefix)
             ]
-            if not own or any(own):
+            if not own_attention or any(own_attention):
                 continue
             inputs = inputs_of(part, None, length=24, seed=0)
             # Texts without padding, which some models set to zero after the norm.
@@ -188,22 +188,24 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     for plan, applications in zip(plans, records, strict=True):
         named = plan.rule.input_norm
         later = plan.layer > 0 or not plan.rule.first_input_norm
-        here = named and "{previous}" not in named[0]
-        assert plan.query.input_norm or not (later and here), f"layer {plan.layer} has no norm"
+        is_in_this_layer = named and "{previous}" not in named[0]
+        assert plan.query.input_norm or not (later and is_in_this_layer), (
+            f"layer {plan.layer} has no norm"
+        )
         for side in {"query_input", "key_input"} - _norms(plan).keys():
-            given = [getattr(application, side) for application in applications]
+            inputs_of_runs = [getattr(application, side) for application in applications]
             feeding = [
                 name
-                for name, known in every.items()
-                if all(_feeds(known, tokens) for tokens in given)
+                for name, outputs_of_norm in outputs_by_name.items()
+                if all(_feeds(outputs_of_norm, tokens) for tokens in inputs_of_runs)
             ]
             crossing = plan.kind == "cross" and side == "query_input"
             left_out = feeding and (crossing or architecture.name not in UNNAMED)
             assert not left_out, f"{feeding[0]} feeds the {side} of {plan.query.tensor}"
         for side, norm in _norms(plan).items():
-            given = [getattr(application, side) for application in applications]
+            inputs_of_runs = [getattr(application, side) for application in applications]
             feeds = _feeds_windows if plan.rule.window_axes == 2 else _feeds
-            assert all(feeds(outputs[norm.gain[0].name], tokens) for tokens in given), (
+            assert all(feeds(outputs[norm.gain[0].name], tokens) for tokens in inputs_of_runs), (
                 f"{norm.gain[0].name} does not feed the {side} of layer {plan.layer}"
             )
     assert bool(outputs) == architecture.fed_by_norms
@@ -218,15 +220,15 @@ def _norms(plan: AttentionPlan) -> dict[str, Norm]:
 def _normalized(
     module: Any, args: Any, output: Any, norm: Norm, outputs: dict[str, list[np.ndarray]]
 ) -> None:
-    """Keep a norm's output, once what the norm is said to be has been seen to lead to it."""
+    """Keep a norm's output after a check that a norm of the declared kind has this output."""
     parameters = {name.rpartition(".")[2]: value for name, value in module.named_parameters()}
     gain = parameters[norm.gain[0].name.rpartition(".")[2]] + norm.offset
     shift = parameters[norm.bias[0].name.rpartition(".")[2]] if norm.bias else 0.0
-    (given,) = args
-    centered = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
+    (vectors,) = args
+    centered = vectors - vectors.mean(-1, keepdim=True) if norm.kind == "layer" else vectors
     along = torch.cosine_similarity((output - shift) / gain, centered, dim=-1)
     # A picture's tiles that are not used are zero.
-    assert along[given.abs().amax(-1) > 0].min() > 0.999, (
+    assert along[vectors.abs().amax(-1) > 0].min() > 0.999, (
         f"{norm.gain[0].name} is no {norm.kind} norm"
     )
     outputs.setdefault(norm.gain[0].name, []).append(norm.factor * output.numpy())
@@ -240,41 +242,57 @@ def _put_out(
 
 
 def _feeds(outputs: Sequence[np.ndarray], tokens: np.ndarray) -> bool:
-    """Whether the tokens are one of the outputs, all of it."""
+    """Return whether the tokens are all of one output."""
     return any(np.array_equal(tokens.ravel(), output.ravel()) for output in outputs)
 
 
 def _feeds_windows(outputs: Sequence[np.ndarray], tokens: np.ndarray) -> bool:
-    """Whether every token is one that was put out; what fills up windows at an edge is zero."""
-    known = np.concatenate([output.reshape(-1, output.shape[-1]) for output in outputs])
+    """Return whether every token is a token of an output; edges of windows are zeros."""
+    vectors = np.concatenate([output.reshape(-1, output.shape[-1]) for output in outputs])
     tokens = tokens.reshape(-1, tokens.shape[-1])
     tokens = tokens[np.abs(tokens).max(axis=-1) > 0]
-    return bool(np.abs(tokens[:, None] - known).max(axis=-1).min(axis=-1).max() < 1e-9)
+    return bool(np.abs(tokens[:, None] - vectors).max(axis=-1).min(axis=-1).max() < 1e-9)
 
 
-def assert_same_blocks(known: Path, other: Path) -> None:
+def assert_same_blocks(reference: Path, candidate: Path) -> None:
     """A model under other names is read as the known one, but for its mask; nothing is left out."""
-    checkpoint = open_checkpoint(other)
+    checkpoint = open_checkpoint(candidate)
     assert omissions(checkpoint, find_family(checkpoint)) == []
-    for one, two in zip(wqk.open(known), wqk.open(other), strict=True):
-        for what in ("scale", "softcap", "clip", "window", "position", "applications"):
-            assert getattr(one.plan, what) == getattr(two.plan, what)
-        assert one.plan.rotary.order == two.plan.rotary.order
-        np.testing.assert_array_equal(one.plan.rotary.frequencies, two.plan.rotary.frequencies)
-        for mine, its in ((one.query, two.query), (one.key, two.key)):
-            np.testing.assert_array_equal(mine.weight, its.weight)
-            np.testing.assert_array_equal(mine.bias, its.bias)
-        for own, theirs in zip(one.weights("ov"), two.weights("ov"), strict=True):
-            np.testing.assert_array_equal(own, theirs)
-        for own_side, its_side in ((one.plan.query, two.plan.query), (one.plan.key, two.plan.key)):
-            _assert_same_norm(one, own_side.norm, two, its_side.norm)
-            assert own_side.input_norm is not None
-            _assert_same_norm(one, own_side.input_norm, two, its_side.input_norm)
+    for block, candidate_block in zip(wqk.open(reference), wqk.open(candidate), strict=True):
+        for attribute in ("scale", "softcap", "clip", "window", "position", "applications"):
+            assert getattr(block.plan, attribute) == getattr(candidate_block.plan, attribute)
+        assert block.plan.rotary.order == candidate_block.plan.rotary.order
+        np.testing.assert_array_equal(
+            block.plan.rotary.frequencies, candidate_block.plan.rotary.frequencies
+        )
+        for side, candidate_side in (
+            (block.query, candidate_block.query),
+            (block.key, candidate_block.key),
+        ):
+            np.testing.assert_array_equal(side.weight, candidate_side.weight)
+            np.testing.assert_array_equal(side.bias, candidate_side.bias)
+        for weight, candidate_weight in zip(
+            block.weights("ov"), candidate_block.weights("ov"), strict=True
+        ):
+            np.testing.assert_array_equal(weight, candidate_weight)
+        for plan_side, candidate_plan_side in (
+            (block.plan.query, candidate_block.plan.query),
+            (block.plan.key, candidate_block.plan.key),
+        ):
+            _assert_same_norm(block, plan_side.norm, candidate_block, candidate_plan_side.norm)
+            assert plan_side.input_norm is not None
+            _assert_same_norm(
+                block, plan_side.input_norm, candidate_block, candidate_plan_side.input_norm
+            )
 
 
-def _assert_same_norm(one: Block, own: Norm | None, two: Block, its: Norm | None) -> None:
-    assert (own is None) == (its is None)
-    if own is not None and its is not None:
-        for what in ("kind", "offset", "epsilon", "alone"):
-            assert getattr(own, what) == getattr(its, what)
-        np.testing.assert_array_equal(one.read(own.gain), two.read(its.gain))
+def _assert_same_norm(
+    block: Block, norm: Norm | None, candidate_block: Block, candidate_norm: Norm | None
+) -> None:
+    assert (norm is None) == (candidate_norm is None)
+    if norm is not None and candidate_norm is not None:
+        for attribute in ("kind", "offset", "epsilon", "alone"):
+            assert getattr(norm, attribute) == getattr(candidate_norm, attribute)
+        np.testing.assert_array_equal(
+            block.read(norm.gain), candidate_block.read(candidate_norm.gain)
+        )

@@ -1,7 +1,7 @@
-"""What a configuration leaves out, or says in other words, is what `transformers` takes it for.
+"""Absent keys and older spellings of a configuration mean what `transformers` makes of them.
 
-A key is left out, changed, or said under an older name; a plan made of that has to be the plan made
-of the whole configuration into which `transformers` turns it.
+A key is left out, changed, or set under an older name. The plan of this configuration has to equal
+the plan of the complete configuration into which `transformers` turns it.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def misread(checkpoint: Checkpoint, family: Family) -> Iterator[str]:
         return seen[text]
 
     for key, changed in variants(config):
-        whole = standard(changed)
-        if whole is None or (kind, key) in KNOWN:
+        completed = standard(changed)
+        if completed is None or (kind, key) in KNOWN:
             continue
-        read, expected = planned(changed), planned(whole)
+        read, expected = planned(changed), planned(completed)
         if read is not None and expected is not None and read != expected:
             yield f"without, with another, or with an older {key}, the plan is another"
             return
@@ -100,8 +100,8 @@ def variants(config: Config) -> Iterator[tuple[str, Config]]:
                 yield key, config | {key: value}
             continue
         for value in (ODD, 0.5):
-            said = standard({"model_type": kind, key: value}) or {}
-            meant = {k for k in said if k != key and said.get(k) != plain.get(k)}
+            written = standard({"model_type": kind, key: value}) or {}
+            meant = {k for k in written if k != key and written.get(k) != plain.get(k)}
             if not meant or ("rope_parameters" in meant and scaled):
                 continue
             meant |= set(filter(ROTARY.search, config)) if "rope_parameters" in meant else set()
@@ -125,10 +125,12 @@ def standard(config: Config) -> Config | None:
 
     try:
         made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-        whole: Config = json.loads(json.dumps(made.to_dict()))
+        config_of_class: Config = json.loads(json.dumps(made.to_dict()))
     except Exception:  # a type of another library, or values that it refuses in its own ways
         return None
-    return {key: whole[key] for key in whole.keys() - {"architectures", "dtype"}}
+    return {
+        key: config_of_class[key] for key in config_of_class.keys() - {"architectures", "dtype"}
+    }
 
 
 @cache
@@ -146,7 +148,7 @@ def _aliases(kind: str) -> set[str]:
 
 
 def essence(plan: AttentionPlan) -> tuple[Any, ...]:
-    """What is read of an attention, but for its tensors."""
+    """Facts that are read about an attention, without its tensors."""
     return (
         *(plan.stack, plan.kind, plan.layer, plan.applications, plan.causal, plan.position),
         *(plan.query.heads, plan.key.heads, plan.query.head_width),

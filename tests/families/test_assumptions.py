@@ -1,4 +1,4 @@
-"""What a plan assumes, what is unknown of it, and what a file lacks, is listed and shown."""
+"""Assumptions of a plan, unknown facts, and missing tensors are listed and shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tensors(norms: bool = False, further: tuple[str, ...] = ()) -> dict[str, np.
         made[f"{name}input_layernorm.weight"] = np.ones(WIDTH)
         if norms:
             made |= {f"{name}self_attn.{side}_norm.weight": np.full(4, 0.5) for side in "qk"}
-        made |= {f"{name}{other}.weight": np.ones(WIDTH) for other in further}
+        made |= {f"{name}{name_of_further}.weight": np.ones(WIDTH) for name_of_further in further}
     return {name: value.astype(np.float32) for name, value in made.items()}
 
 
@@ -40,7 +40,7 @@ def guessed(**changes: Any) -> wqk.Model:
 
 def test_a_guess_lists_what_it_assumes_and_what_is_unknown() -> None:
     plan = guessed(norms=True).plans[0]
-    listed = {one.aspect: one.value for one in plan.assumptions}
+    listed = {assumption.aspect: assumption.value for assumption in plan.assumptions}
     assert listed == {
         Aspect.SCALE: "0.5",
         Aspect.ROTATION: None,
@@ -51,7 +51,9 @@ def test_a_guess_lists_what_it_assumes_and_what_is_unknown() -> None:
         Aspect.GAINS: "as stored",
         Aspect.INPUT_NORM: None,
     }
-    assert [one.is_unknown for one in plan.assumptions] == [v is None for v in listed.values()]
+    assert [assumption.is_unknown for assumption in plan.assumptions] == [
+        v is None for v in listed.values()
+    ]
 
 
 def test_a_guess_shows_no_assumed_value_as_known() -> None:
@@ -60,10 +62,10 @@ def test_a_guess_shows_no_assumed_value_as_known() -> None:
     for field in ("scale", "causal", "window", "rotary", "position", "softcap"):
         assert f"{field}=unknown" in repr(plan)
     assert plan.score_scale == 0.5
-    known = wqk.open(Module(tensors(), {"model_type": "llama", **COUNTS})).plans[0]
-    assert "scale=0.5, softcap=None" in repr(known)
-    assert "causal=True" in repr(known)
-    assert known.assumptions == ()
+    plan_of_llama = wqk.open(Module(tensors(), {"model_type": "llama", **COUNTS})).plans[0]
+    assert "scale=0.5, softcap=None" in repr(plan_of_llama)
+    assert "causal=True" in repr(plan_of_llama)
+    assert plan_of_llama.assumptions == ()
 
 
 def test_explain_and_the_table_show_them() -> None:
@@ -94,7 +96,7 @@ def test_gains_are_guessed_as_gemma_stores_them(
     norm = model.plans[0].query.norm
     assert norm is not None
     assert norm.offset == offset
-    values = {one.aspect: one.value for one in model.plans[0].assumptions}
+    values = {assumption.aspect: assumption.value for assumption in model.plans[0].assumptions}
     assert values[Aspect.GAINS] == ("1 plus what is stored" if offset else "as stored")
 
 
@@ -107,7 +109,11 @@ def test_the_order_of_a_fused_weight_is_an_assumption(fused: str, expected: str)
     model = wqk.open(
         Module({name: np.ones((32, WIDTH), np.float32)}, {"model_type": "nobody", **COUNTS})
     )
-    (order,) = (one for one in model.plans[0].assumptions if one.aspect is Aspect.LAYOUT)
+    (order,) = (
+        assumption
+        for assumption in model.plans[0].assumptions
+        if assumption.aspect is Aspect.LAYOUT
+    )
     assert order.value is not None
     assert order.value.startswith(expected)
 
@@ -116,20 +122,20 @@ def test_a_rotation_that_is_only_named_is_unknown() -> None:
     name = "encoder.layer.0.attention"
     weights = {f"{name}.{side}.weight": np.eye(12, dtype=np.float32) for side in ("query", "key")}
     config = {"model_type": "vjepa2", "num_attention_heads": 1, "num_hidden_layers": 1}
-    (one,) = wqk.open(Module(weights, config)).plans[0].assumptions
-    assert (one.aspect, one.value) == (Aspect.ROTATION, None)
-    assert "only names its positions" in one.reason
+    (assumption,) = wqk.open(Module(weights, config)).plans[0].assumptions
+    assert (assumption.aspect, assumption.value) == (Aspect.ROTATION, None)
+    assert "only names its positions" in assumption.reason
 
 
 def test_tensors_that_a_type_always_has_are_reported_missing() -> None:
     config = {"model_type": "qwen3", "head_dim": 4, **COUNTS}
-    whole = wqk.open(Module(tensors(norms=True), config))
-    assert all(plan.missing == () for plan in whole.plans)
+    complete = wqk.open(Module(tensors(norms=True), config))
+    assert all(plan.missing == () for plan in complete.plans)
     model = wqk.open(Module(tensors(), config))
     plan = model.plans[0]
     names = tuple(f"model.layers.0.self_attn.{side}_norm.weight" for side in "qk")
     assert plan.missing == names
-    assert {one.aspect for one in plan.assumptions} == {Aspect.MISSING}
+    assert {assumption.aspect for assumption in plan.assumptions} == {Aspect.MISSING}
     sentence = "which models of this type have, are missing from the file"
     assert sentence in plan.reason
     assert sentence in " ".join(wqk.explain(model).notes)

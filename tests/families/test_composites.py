@@ -88,11 +88,11 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]], dict[str, int
 @pytest.mark.parametrize(("config", "tensors", "told"), PARTS.values(), ids=PARTS)
 def test_each_part_is_read_by_its_own_configuration(config, tensors, told):
     plans = planned(config, tensors)
-    found = [
+    blocks = [
         f"{p.stack} {p.kind}, {p.query.heads} over {p.key.heads} heads of {p.query.head_width}"
         for p in plans
     ]
-    assert Counter(found) == told
+    assert Counter(blocks) == told
     layers = {(p.stack, p.kind): p.layer + 1 for p in plans}  # those of the last ones
     assert sum(layers.values()) == len(plans)
 

@@ -71,9 +71,9 @@ COUNTS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers
 )
 def test_values_of_another_type_are_refused_by_name(key: str, value: object) -> None:
     assert wqk.open(Module(LLAMA, {"model_type": "qwen2", **COUNTS})).plans
-    told = {"model_type": "qwen2", "sliding_window": 4, **COUNTS, key.partition(" ")[0]: value}
+    config = {"model_type": "qwen2", "sliding_window": 4, **COUNTS, key.partition(" ")[0]: value}
     with pytest.raises(CheckpointError, match=key):
-        wqk.open(Module(LLAMA, told)).plans  # noqa: B018
+        wqk.open(Module(LLAMA, config)).plans  # noqa: B018
 
 
 def test_zero_key_heads_in_a_list_mean_no_attention_there() -> None:
@@ -100,7 +100,7 @@ def test_numbers_made_of_keys() -> None:
     assert config.get("gone // 2 + 1") is None
 
 
-# Rotary scalings without which a model cannot be run, and what is said.
+# Rotary scalings without which a model cannot be run, and the messages about them.
 INCOMPLETE_SCALINGS = [
     (
         {"rope_type": "yarn", "original_max_position_embeddings": 64, "factor": 0},
@@ -123,9 +123,9 @@ INCOMPLETE_SCALINGS = [
 ]
 
 
-@pytest.mark.parametrize(("scaling", "said"), INCOMPLETE_SCALINGS)
-def test_rotary_scaling_that_cannot_be_computed_is_named(scaling: object, said: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
+@pytest.mark.parametrize(("scaling", "message"), INCOMPLETE_SCALINGS)
+def test_rotary_scaling_that_cannot_be_computed_is_named(scaling: object, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         wqk.open(Module(LLAMA, {"model_type": "llama", **COUNTS, "rope_parameters": scaling}))
 
 

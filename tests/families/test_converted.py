@@ -57,15 +57,15 @@ LLADA = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "
 
 def test_llada_is_llama_without_a_mask_under_names_of_olmo(tmp_path: Path) -> None:
     # The published code is remote; LLaMA's, renamed as published, stands in for it.
-    known, other = tmp_path / "known", tmp_path / "llada"
-    for folder in (known, other):
+    llama, llada = tmp_path / "known", tmp_path / "llada"
+    for folder in (llama, llada):
         save(NAMED["llama-bidirectional"], folder)
     names = {
         rf".*layers\.(\d+)\.self_attn\.{a}": rf"model.transformer.blocks.\1.{b}"
         for a, b in LLADA.items()
     }
     names[r".*layers\.(\d+)\.input_layernorm"] = r"model.transformer.blocks.\1.attn_norm"
-    edit_tensors(other, lambda tensors: respelled(tensors, names))
+    edit_tensors(llada, lambda tensors: respelled(tensors, names))
     config = {
         "model_type": "llada",
         "n_layers": 2,
@@ -80,27 +80,27 @@ def test_llada_is_llama_without_a_mask_under_names_of_olmo(tmp_path: Path) -> No
         "num_key_value_heads": None,
         "num_hidden_layers": None,
     }
-    edit_config(other, config)
-    assert {(p.stack, p.causal, p.statuses) for p in wqk.open(other).plans} == {
+    edit_config(llada, config)
+    assert {(p.stack, p.causal, p.statuses) for p in wqk.open(llada).plans} == {
         ("encoder", False, ())
     }
-    assert_same_blocks(known, other)
-    edit_config(other, {"attention_layer_norm": True})
+    assert_same_blocks(llama, llada)
+    edit_config(llada, {"attention_layer_norm": True})
     with pytest.raises(CheckpointError):
-        wqk.open(other)
+        wqk.open(llada)
 
 
 def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path) -> None:
-    known, other = tmp_path / "known", tmp_path / "llada"
-    for folder in (known, other):
+    reference, llada = tmp_path / "known", tmp_path / "llada"
+    for folder in (reference, llada):
         save(NAMED["a2d-qwen3"], folder)
-    edit_config(other, {"model_type": "llada", "is_causal": None})
-    assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
+    edit_config(llada, {"model_type": "llada", "is_causal": None})
+    assert {(p.stack, p.causal, p.family) for p in wqk.open(llada).plans} == {
         ("encoder", False, "llada")
     }
-    assert_same_blocks(known, other)
-    edit_config(other, {"clip_qkv": 0.5})
-    block = wqk.open(other)[1]
+    assert_same_blocks(reference, llada)
+    edit_config(llada, {"clip_qkv": 0.5})
+    block = wqk.open(llada)[1]
     assert block.plan.clip == 0.5
     x = np.random.default_rng(0).standard_normal((5, block.form.shape[0]))
     assert np.abs(block.queries(x, np.zeros(5))).max() == 0.5
@@ -108,38 +108,38 @@ def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path
 
 def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
     # GLM 4 MoE has the same norms and rotates as large a share, in tensors of their own.
-    known, other = tmp_path / "known", tmp_path / "llada2"
-    for folder in (known, other):
+    reference, llada2 = tmp_path / "known", tmp_path / "llada2"
+    for folder in (reference, llada2):
         save(FURTHER["glm4-moe-half"], folder)
 
     def fused(tensors: dict[str, Any]) -> dict[str, Any]:
         renamed = {}
         for name, value in tensors.items():
-            layer, _, rest = name.partition(".self_attn.")
-            if rest == "q_proj.weight":
+            layer, _, ending = name.partition(".self_attn.")
+            if ending == "q_proj.weight":
                 parts = [tensors[f"{layer}.self_attn.{side}_proj.weight"] for side in "qkv"]
                 renamed[f"model.{layer}.attention.query_key_value.weight"] = torch.cat(parts)
-            elif rest:
-                new = rest.replace("o_proj", "dense").replace("q_norm", "query_layernorm")
+            elif ending:
+                new = ending.replace("o_proj", "dense").replace("q_norm", "query_layernorm")
                 new = new.replace("k_norm", "key_layernorm")
                 renamed[f"model.{layer}.attention.{new}"] = value
             else:
                 renamed[f"model.{name}"] = value
         return renamed
 
-    edit_tensors(other, fused)
+    edit_tensors(llada2, fused)
     # Half of the width turns, unless the configuration says otherwise.
     turned = {"rope_type": "default", "rope_theta": 10_000.0}
-    edit_config(other, {"model_type": "llada2_moe", "rope_parameters": turned})
-    assert verify(known).ok
-    assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
+    edit_config(llada2, {"model_type": "llada2_moe", "rope_parameters": turned})
+    assert verify(reference).ok
+    assert {(p.stack, p.causal, p.family) for p in wqk.open(llada2).plans} == {
         ("encoder", False, "llada2")
     }
-    assert_same_blocks(known, other)
+    assert_same_blocks(reference, llada2)
     # The decoder that it continues.
-    edit_config(other, {"model_type": "bailing_moe_v2"})
-    assert {(p.stack, p.causal) for p in wqk.open(other).plans} == {("decoder", True)}
-    assert_same_blocks(known, other)
+    edit_config(llada2, {"model_type": "bailing_moe_v2"})
+    assert {(p.stack, p.causal) for p in wqk.open(llada2).plans} == {("decoder", True)}
+    assert_same_blocks(reference, llada2)
 
 
 def test_diffugpt_lifts_the_mask_of_gpt2_by_its_wrapper(tmp_path: Path) -> None:
@@ -170,36 +170,36 @@ def test_the_decoder_of_t5gemma2_shares_a_softmax_with_the_encoder(tmp_path: Pat
         ("t5gemma2-decoder", "decoder", True)
     }
     model = transformers.T5Gemma2Model.from_pretrained(tmp_path, attn_implementation="eager")
-    given: list[Any] = []
+    inputs: list[Any] = []
     for layer in model.decoder.layers:
-        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     tokens = torch.arange(3, 15)[None]
     with torch.no_grad():
         output = model(input_ids=tokens, decoder_input_ids=tokens.flip(1), output_attentions=True)
     at = np.arange(tokens.shape[1])
     distance = at[:, None] - at
-    for block, x, reported in zip(blocks, given, output.decoder_attentions, strict=True):
+    for block, x, reported in zip(blocks, inputs, output.decoder_attentions, strict=True):
         scores = block.scores(block.products(x.numpy(), x.numpy(), (at, at)))
         shares = np.exp(scores) * allowed(block.plan, distance)
         expected = shares / shares.sum(-1, keepdims=True)
-        own = reported.numpy() / reported.numpy().sum(-1, keepdims=True)
+        probabilities = reported.numpy() / reported.numpy().sum(-1, keepdims=True)
         assert reported.sum(-1).max() < 0.99
-        assert np.abs(own - expected).max() < 1e-4
-        assert np.abs(own - 1 / own.shape[-1]).max() > 0.02
+        assert np.abs(probabilities - expected).max() < 1e-4
+        assert np.abs(probabilities - 1 / probabilities.shape[-1]).max() > 0.02
 
 
 def test_kimi_k2_5_as_its_publisher_names_its_tensors(tmp_path: Path) -> None:
     """Transformers reads these names and writes others."""
 
     def published(name: str) -> str:
-        for ours, theirs in (
+        for pattern, replacement in (
             (r"^language_model\.blocks", "language_model.model.layers"),
             (r"^vision_tower\.", "vision_tower.encoder."),
             (r"\.attn\.proj", ".wo"),
             (r"\.norm1\.", ".norm0."),
             (r"\.norm2\.", ".norm1."),
         ):
-            name = re.sub(ours, theirs, name)
+            name = re.sub(pattern, replacement, name)
         return name
 
     record_type("kimi_k25", tmp_path)
@@ -211,7 +211,7 @@ def test_kimi_k2_5_as_its_publisher_names_its_tensors(tmp_path: Path) -> None:
             source.norm = tuple(map(published, source.norm))
     family = find_family(open_checkpoint(tmp_path))
     assert family.name == "kimi-k25-vision + deepseek"
-    found = faults(record, open_checkpoint(tmp_path), family)
+    problems = faults(record, open_checkpoint(tmp_path), family)
     # The record has no positions on axes; tests/families/test_rotations.py proves those.
     unproven = (*WEAK, "positions are not rotary like that, on axes")
-    assert [fault for fault in found if not fault.startswith(unproven)] == []
+    assert [fault for fault in problems if not fault.startswith(unproven)] == []

@@ -1,4 +1,4 @@
-"""The page of covered models tells of every family, and that every model type is proven."""
+"""The page of covered models has every family and the proof of every model type."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ def page() -> Any:
 
 def test_every_type_of_a_family_is_right_where_it_was_run(page: Any) -> None:
     _, rows = page.outcomes()
-    found = {row["type"]: row["outcome"] for row in rows}
+    outcome_by_type = {row["type"]: row["outcome"] for row in rows}
     described = [family for family in families().values() if family.attention]
     types = [kind for family in described for kind in family.model_types]
     unproven = [
-        t for t in types if found.get(t, "proven").startswith(("refused", "guessed", "silent"))
+        t
+        for t in types
+        if outcome_by_type.get(t, "proven").startswith(("refused", "guessed", "silent"))
     ]
     assert unproven == []
 

@@ -23,7 +23,7 @@ from wqk.families.family import parse_family
 
 @cache
 def outcomes() -> list[dict[str, str]]:
-    """What was found of every model type."""
+    """Outcomes of every model type."""
     return [*map(json.loads, PAGE.read_text(encoding="utf-8").splitlines()[1:])]
 
 
@@ -46,8 +46,8 @@ FEW = random.Random(12).sample(proven_types(), 3)
 @pytest.mark.parametrize("model_type", some(FEW, proven_types()))
 def test_proven_types_are_proven_again(model_type: str, tmp_path: Path) -> None:
     record, checkpoint = recorded(model_type, tmp_path / "model")
-    found = faults(record, checkpoint, find_family(checkpoint))
-    assert [fault for fault in found if not fault.startswith(WEAK)] == []
+    problems = faults(record, checkpoint, find_family(checkpoint))
+    assert [fault for fault in problems if not fault.startswith(WEAK)] == []
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,14 @@ FAULTS = [
     ],
 )
 def test_a_wrong_rule_is_noticed(qwen3, changes, fault):
-    found = faults(*qwen3, parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy"))
-    assert bool(found) == bool(fault)
-    assert fault in "; ".join(found)
+    problems = faults(*qwen3, parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy"))
+    assert bool(problems) == bool(fault)
+    assert fault in "; ".join(problems)
 
 
 def test_a_rule_is_made_from_what_was_recorded(qwen3: tuple[RunRecord, Checkpoint]) -> None:
-    rules, left = derive(*qwen3)
-    assert left == []
+    rules, unexplained = derive(*qwen3)
+    assert unexplained == []
     (rule,) = rules
     assert {key: rule.get(key) for key in RULE} == RULE
     assert (rule["value"], rule["output"]) == (

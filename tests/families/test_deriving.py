@@ -89,8 +89,8 @@ CHANGES = [
 @pytest.mark.parametrize("changes", CHANGES)
 def test_a_rule_that_nearly_fits_is_mended(llama, changes):
     (right,) = (rule_table(rule) for rule in families()["llama"].attention)
-    _, found = mended(*llama, [right | changes])
-    assert found == []
+    _, problems = mended(*llama, [right | changes])
+    assert problems == []
 
 
 def test_positions_apart_from_the_content_are_compared(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def written_lines(kinds: Iterable[str]) -> tuple[set[str], set[str]]:
     for kind in kinds:
         config = CONFIG_MAPPING[kind]
         parts |= {line(kind, table)} if (table := parts_of(config)) else set()
-        defaults |= {line(f"{kind}.{key}", one) for key, one in merged(config, listed).items()}
-        if kind in listed and (found := defaults_of(config, listed[kind], kind in used)):
-            defaults.add(line(kind, found))
+        defaults |= {line(f"{kind}.{key}", value) for key, value in merged(config, listed).items()}
+        if kind in listed and (settings := defaults_of(config, listed[kind], kind in used)):
+            defaults.add(line(kind, settings))
     return defaults, parts
 
 
@@ -125,7 +125,7 @@ BY_HAND = (
 
 
 def test_generated_lines_are_what_the_tool_writes() -> None:
-    """Of a few types; of all in the campaign."""
+    """A few types are compared, and all types in the campaign."""
     defaults, parts = written_lines(
         [*BY_HAND, *random.Random(7).sample([*CONFIG_MAPPING_NAMES], 20)]
     )

@@ -1,4 +1,4 @@
-"""Every family file is proven on every run: a tiny random model, run, beside what is read of it.
+"""Every family file is proven on every run: a tiny random model is run and compared with its plan.
 
 Families that `test_proofs.py` builds models of are proven there. All others are proven here by the
 quickest of their model types, as the tool that derives families proves them.
@@ -50,18 +50,18 @@ def model_types() -> dict[str, str]:
 @cache
 def by_table() -> set[str]:
     """The families of the models in the tables of architectures."""
-    found = {a.hub.get("model_type") or model_types().get(a.model) for a in ALL}
+    model_types_of_table = {a.hub.get("model_type") or model_types().get(a.model) for a in ALL}
     return {
         family.name
         for family in families().values()
-        if found.intersection(family.model_types) and family.attention
+        if model_types_of_table.intersection(family.model_types) and family.attention
     }
 
 
 @cache
 def quickest() -> dict[str, str]:
     """A model type of every family that no table and no other test proves."""
-    found: dict[str, str] = {}
+    type_by_family: dict[str, str] = {}
     for name in families():
         types = [
             row["type"]
@@ -71,9 +71,11 @@ def quickest() -> dict[str, str]:
             and row["why"] != BY_TABLE
         ]
         if types and name not in by_table() and name not in ELSEWHERE:
-            own = [model_type for model_type in types if model_type.replace("_", "-") == name]
-            found[name] = [*own, *types][0]
-    return found | QUICKER | BY_LAYERS
+            named_like_family = [
+                model_type for model_type in types if model_type.replace("_", "-") == name
+            ]
+            type_by_family[name] = [*named_like_family, *types][0]
+    return type_by_family | QUICKER | BY_LAYERS
 
 
 @pytest.mark.parametrize("name", quickest())
@@ -82,12 +84,12 @@ def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> Non
     family = find_family(checkpoint)
     assert name in family.name.split(" + ")
     with np.errstate(all="ignore"):  # of what a model normalizes to nothing
-        every = faults(record, checkpoint, family)
-    assert any(" feeds " in fault for fault in every) == (name in UNFED)
-    assert [fault for fault in every if " makes the " in fault] == []
-    found = [fault for fault in every if not fault.startswith(WEAK)]
-    assert any(map(is_unseen, found)) == (name in BY_LAYERS)
-    assert [fault for fault in found if not is_unseen(fault)] == []
+        problems = faults(record, checkpoint, family)
+    assert any(" feeds " in fault for fault in problems) == (name in UNFED)
+    assert [fault for fault in problems if " makes the " in fault] == []
+    proven_problems = [fault for fault in problems if not fault.startswith(WEAK)]
+    assert any(map(is_unseen, proven_problems)) == (name in BY_LAYERS)
+    assert [fault for fault in proven_problems if not is_unseen(fault)] == []
     assert omissions(checkpoint, family) == []
     if name not in PROVEN["in-memory"]["otherwise"]:
         live = under_live_names(checkpoint, record.names)
@@ -104,8 +106,8 @@ def test_every_family_is_proven_somewhere() -> None:
     assert described == by_table() | set(quickest()) | set(ELSEWHERE)
     for name, file in ELSEWHERE.items():
         text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
-        words = {name, name.partition("-")[0], *families()[name].model_types}
-        assert any(word in text for word in words), name
+        names = {name, name.partition("-")[0], *families()[name].model_types}
+        assert any(word in text for word in names), name
     assert not set(ELSEWHERE) & (by_table() | set(quickest())), "proven here, too"
 
 
@@ -131,8 +133,8 @@ def test_what_runs_is_read_as_its_file(model_type: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     assert wqk.same(model, tmp_path).same is not False  # a rotation may be only named
     checkpoint = open_checkpoint(tmp_path)
-    other = other_in_memory(checkpoint, find_family(checkpoint), open_checkpoint(model))
-    assert bool(other) == (model_type in HALVES_IN_MEMORY)  # test_rotations.py proves these
+    differences = other_in_memory(checkpoint, find_family(checkpoint), open_checkpoint(model))
+    assert bool(differences) == (model_type in HALVES_IN_MEMORY)  # test_rotations.py proves these
     assert wqk.open(model).plans[0].rule != wqk.open(tmp_path).plans[0].rule
 
 
@@ -172,7 +174,7 @@ def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
 
 
 def _table(rule: AttentionRule) -> tuple[object, ...]:
-    """What tells one table from another, whatever was filled in since."""
+    """Identity of a table, whatever was filled in later."""
     return (
         rule.stack,
         rule.kind,

@@ -64,8 +64,8 @@ WRONG_FILES = [
 
 @pytest.mark.parametrize(("text", "message"), WRONG_FILES)
 def test_what_is_wrong_is_named_with_its_place(text, message):
-    told = message.replace("PLACE", r"\$\.attention\[0\]")
-    with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{told}"):
+    expected = message.replace("PLACE", r"\$\.attention\[0\]")
+    with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{expected}"):
         parse_family(text.replace("RULE", RULE).replace("HEAD", HEAD), "toy.toml")
 
 
@@ -76,8 +76,8 @@ def test_no_key_says_what_holds_without_it() -> None:
         for mutant in data_mutants(Path(name), text):
             if mutant.what.endswith("left out"):
                 with suppress(UnknownFamily):  # a key that has to be there
-                    same = parse_family(mutant.text, name) == families()[name]
-                    idle += [str(mutant)] * same
+                    is_equal = parse_family(mutant.text, name) == families()[name]
+                    idle += [str(mutant)] * is_equal
     assert idle == []
 
 
@@ -85,16 +85,20 @@ def test_no_file_repeats_what_every_type_of_it_has_by_default() -> None:
     """A default of a file counts only where the class of `transformers` has none."""
     for family in families().values():
         for rule in family.attention:
-            own = [part_types(t).get(rule.config, t) for t in family.model_types]
-            known = [default_values(kind) or default_values(rule.model_type) for kind in own]
-            assert [k for k in rule.defaults if all(k in one for one in known)] == [], family.name
+            types_of_part = [part_types(t).get(rule.config, t) for t in family.model_types]
+            defaults_of_types = [
+                default_values(kind) or default_values(rule.model_type) for kind in types_of_part
+            ]
+            assert [
+                k for k in rule.defaults if all(k in defaults for defaults in defaults_of_types)
+            ] == [], family.name
 
 
 # Defaults of keys that wqk reads in every configuration.
 ALWAYS_READ = {"kinds_by_number", "windowed_kind", "latent_norm_epsilon", "global_attn_indexes"}
 # Another attention's scores are in one softmax with the form's, without a position.
 JOINED = {"deepseek-v4", "longformer", "pegasus-x", "qwen4-exp-text"}
-# Tables whose reason for being partial no other key tells.
+# Tables that are partial for a reason that no other key shows.
 BEYOND = {
     "beam",
     "deepseek-v4",
@@ -114,16 +118,18 @@ def test_what_rules_say_has_its_reason() -> None:
     """A default is of a key that is read; what is added to a whole score is named."""
     for family in families().values():
         for rule in family.attention:
-            rest = str(replace(rule, defaults={}))
-            assert {key for key in rule.defaults if key not in rest} <= ALWAYS_READ, family.name
+            rule_without_defaults = str(replace(rule, defaults={}))
+            assert {
+                key for key in rule.defaults if key not in rule_without_defaults
+            } <= ALWAYS_READ, family.name
             numbered = all(name.count("{") == 1 for name in (*rule.query, *rule.fused))
             assert rule.layers or numbered, family.name  # else nothing counts layers
             named = rule.whole_score or rule.position or family.name in JOINED
-            whole = rule.output and (rule.value or rule.fused or rule.layout == "latent")
-            assert whole or rule.between or family.name in WITHOUT_OUTPUT, family.name
+            has_circuit = rule.output and (rule.value or rule.fused or rule.layout == "latent")
+            assert has_circuit or rule.between or family.name in WITHOUT_OUTPUT, family.name
             assert named or rule.partial, family.name
-            told = family.name in BEYOND or rule.partial.startswith("beside")  # LongT5's
-            assert rule.between or bool(named and rule.partial) == told, family.name
+            is_explained = family.name in BEYOND or rule.partial.startswith("beside")  # LongT5's
+            assert rule.between or bool(named and rule.partial) == is_explained, family.name
             assert not (rule.kind == "cross" and rule.causal), family.name
 
 
@@ -133,10 +139,10 @@ def test_stacks_are_called_as_their_tensors() -> None:
         for rule in family.attention:
             names = "".join((*rule.query, *rule.fused)).replace("encoder_attn", "")
             crossing = "crossattention" in names and "qformer" not in family.name
-            said = {one for one in ("encoder", "decoder") if one in names}
-            said = {"decoder"} if crossing else said
-            if len(said) == 1 and ("crossattention" in names) == crossing:
-                other = {"encoder": "decoder", "decoder": "encoder"}[said.pop()]
-                assert not rule.stack.startswith(other), (family.name, rule.stack)
+            stacks_of_names = {stack for stack in ("encoder", "decoder") if stack in names}
+            stacks_of_names = {"decoder"} if crossing else stacks_of_names
+            if len(stacks_of_names) == 1 and ("crossattention" in names) == crossing:
+                wrong_stack = {"encoder": "decoder", "decoder": "encoder"}[stacks_of_names.pop()]
+                assert not rule.stack.startswith(wrong_stack), (family.name, rule.stack)
             sees_all = rule.kind == "self" and not (rule.causal or rule.causal_if)
             assert not sees_all or rule.stack != "decoder" or "decoder" in names + family.name

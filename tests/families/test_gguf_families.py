@@ -37,7 +37,7 @@ PARTIAL = ("partial",)
 
 @dataclass(frozen=True)
 class Graph:
-    """What an architecture's graph does, and the metadata of which it does so."""
+    """An architecture's graph in llama.cpp, and the metadata that choose its operations."""
 
     architecture: str
     groups: int = 2
@@ -58,7 +58,7 @@ GRAPHS = {name: Graph(**row) for name, row in tomllib.loads(ROWS).items()}
 
 def metadata_of(graph: Graph) -> dict[str, Any]:
     small = "layer_norm_epsilon" if graph.kind == "layer" else "layer_norm_rms_epsilon"
-    own = {
+    counts = {
         "block_count": 2,
         "embedding_length": WIDTH,
         "attention.head_count": H,
@@ -68,7 +68,9 @@ def metadata_of(graph: Graph) -> dict[str, Any]:
         "rope.freq_base": 500.0,
         "rope.dimension_count": 4,
     }
-    named = {f"{graph.architecture}.{key}": value for key, value in (own | graph.metadata).items()}
+    named = {
+        f"{graph.architecture}.{key}": value for key, value in (counts | graph.metadata).items()
+    }
     return {"general.architecture": graph.architecture, **named}
 
 
@@ -93,11 +95,11 @@ def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
     graph = GRAPHS[name]
     config = configuration(metadata_of(graph))
     tensors, last = tensors_of(graph, config["block_count"], fused), config["block_count"] - 1
-    for n, told, base, stretch in (
+    for n, facts, base, stretch in (
         (0, graph.told, graph.base, graph.stretch),
         (last, graph.last, 500.0, graph.last_stretch),
     ):
-        told = graph.told if told is None else told
+        facts = graph.told if facts is None else facts
         at, x = f"blk.{n}", RNG.standard_normal((N, WIDTH))
         if fused:
             query, key, value = sections(applied(tensors, f"{at}.attn_qkv", x), graph.groups)
@@ -105,7 +107,7 @@ def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
             query, key, value = sides(tensors, f"{at}.attn_{{}}", x, graph.groups)
         turning = []
         for side, vectors in (("q", query), ("k", key)):
-            vectors = np.clip(vectors, -told.get("clip", 99), told.get("clip", 99))
+            vectors = np.clip(vectors, -facts.get("clip", 99), facts.get("clip", 99))
             if graph.norms:
                 gains = tensors[f"{at}.attn_{side}_norm.weight"]
                 gains = gains[:, None] if gains.ndim == 2 else gains
@@ -121,8 +123,8 @@ def test_a_graph_of_llama_cpp(name: str, fused: bool) -> None:
             fed=Fed(graph.kind, f"{at}.attn_norm.weight", EPSILON),
             circuit=(value, tensors[f"{at}.attn_output.weight"]),
             causal=True,
-            statuses=PARTIAL if graph.norms or "clip" in told else (),
-            **told,
+            statuses=PARTIAL if graph.norms or "clip" in facts else (),
+            **facts,
         )
 
 

@@ -28,9 +28,11 @@ def pair(path: str, sides: str = "qk") -> dict[str, np.ndarray]:
     return {f"{path}.{side}_proj.weight": draw(D, D) for side in sides}
 
 
-def model(beside: dict[str, tuple[int, ...]], config: dict[str, Any] = CONFIG, **roles: Any) -> Any:
+def model(
+    further: dict[str, tuple[int, ...]], config: dict[str, Any] = CONFIG, **roles: Any
+) -> Any:
     shapes = {"q_proj.weight": (D, D), "k_proj.weight": (D, D), "v_proj.weight": (D, D)}
-    shapes |= {"o_proj.weight": (D, D)} | roles | beside
+    shapes |= {"o_proj.weight": (D, D)} | roles | further
     return Module(
         {
             ATTENTION.format(layer) + name: draw(*s)
@@ -66,9 +68,9 @@ def test_a_guess_that_looks_random_is_told_as_both(monkeypatch: pytest.MonkeyPat
 
 def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
     guess = model({"q_proj.bias": (D,), "k_proj.bias": (D,)})
-    told = " ".join(explain(guess).notes)
-    assert "unknown" in told
-    assert "multiplies scores" not in told
+    notes = " ".join(explain(guess).notes)
+    assert "unknown" in notes
+    assert "multiplies scores" not in notes
     attention = wqk.open(guess)[0]
     assert "none in the score" not in attention._repr_html_()
     with pytest.raises(UnknownFamily, match="scale and positions"):
@@ -100,9 +102,11 @@ def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
     ],
 )
 def test_what_is_not_explained_is_named(name: str) -> None:
-    """Tensors beside the queries, and norms without gains, which the configuration tells."""
-    told = name == "use_qk_norm"
-    table = wqk.scan(model({} if told else {name: (D, 3)}, CONFIG | ({name: True} if told else {})))
+    """Tensors next to the queries, and norms without gains, which the configuration switches on."""
+    is_setting = name == "use_qk_norm"
+    table = wqk.scan(
+        model({} if is_setting else {name: (D, 3)}, CONFIG | ({name: True} if is_setting else {}))
+    )
     assert set(table.frame["status"]) == {"partial, guessed"}
     assert name in table.metadata["partial"]["unknown"]
 
@@ -134,12 +138,12 @@ MIXERS: dict[str, dict[str, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize(("kind", "shapes"), MIXERS.items(), ids=MIXERS)
 def test_recurrences_and_convolutions_are_no_attention(kind, shapes):
-    """Alone they are refused; beside a layer with attention they are named."""
-    others = {f"layers.0.{name}": draw(*shape) for name, shape in shapes.items()}
+    """Alone they are refused; next to a layer with attention they are named."""
+    tensors = {f"layers.0.{name}": draw(*shape) for name, shape in shapes.items()}
     alone = "no family knows" if kind == "gated linear" else "recurrence or a convolution"
     with pytest.raises(UnknownFamily, match=alone):
-        wqk.scan(Module(others, CONFIG))
-    explanation = explain(Module(others | pair("layers.1.mixer", "qkv"), CONFIG))
+        wqk.scan(Module(tensors, CONFIG))
+    explanation = explain(Module(tensors | pair("layers.1.mixer", "qkv"), CONFIG))
     assert {(use.layers, use.heads) for use in explanation.uses} == {("1", "4×6")}
     (note,) = [note for note in explanation.notes if kind in note]
     assert note.startswith("layers 0:")
@@ -170,14 +174,14 @@ def heads_of(tensors: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dic
 
 
 def test_numbers_come_from_the_parts_own_configuration() -> None:
-    both = {"encoder.layers.0.attn": (D, D), "decoder.layers.0.attn": (D, D)}
+    shapes = {"encoder.layers.0.attn": (D, D), "decoder.layers.0.attn": (D, D)}
     config = {"encoder_attention_heads": 2, "decoder_attention_heads": 4}
-    assert heads_of(both, config) == {"encoder": 2, "decoder": 4}
+    assert heads_of(shapes, config) == {"encoder": 2, "decoder": 4}
     config = {"num_attention_heads": 2, "decoder_num_attention_heads": 4}
-    assert heads_of(both, config) == {"encoder": 2, "decoder": 4}
+    assert heads_of(shapes, config) == {"encoder": 2, "decoder": 4}
     # A decoder's heads are never the encoder's, a vision tower's never the text's.
     with pytest.raises(UnknownFamily, match="decoder"):
-        heads_of(both, {"encoder_attention_heads": 2})
+        heads_of(shapes, {"encoder_attention_heads": 2})
     towers = {"vision_model.layers.0.attn": (D, D), "language_model.layers.0.attn": (D, D)}
     nested = {"vision_config": {"num_heads": 2}, "text_config": {"num_attention_heads": 4}}
     assert heads_of(towers, nested) == {"vision": 2, "text": 4}
@@ -204,12 +208,12 @@ def test_names_that_meet_are_told_apart() -> None:
 
 def test_heads_and_key_heads_can_be_given() -> None:
     fused, config = {"layers.0.attn.qkv.weight": draw(D + 2 * 6, D)}, {"num_attention_heads": 4}
-    for given, found in (
+    for opened, counts in (
         (wqk.open(fused, heads_per_layer=4, key_heads=1), (4, 1, 6)),
         (wqk.open(Module(fused, config), key_heads=4), (4, 4, 3)),
     ):
-        (plan,) = given.plans
-        assert (plan.query.heads, plan.key.heads, plan.query.head_width) == found
+        (plan,) = opened.plans
+        assert (plan.query.heads, plan.key.heads, plan.query.head_width) == counts
     with pytest.raises(UnknownFamily, match="heads_per_layer=N"):
         wqk.scan(fused)
 
@@ -275,24 +279,24 @@ def own(folder: Path, query: str, key: str) -> Path:
 def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Path) -> None:
     names = [f"{tower}layers.0.{side}.weight" for tower in ("", "vision.") for side in "qk"]
     tensors = {name: draw(D, D, seed=seed) for seed, name in enumerate(names)}
-    both = Module(tensors, CONFIG)
+    module = Module(tensors, CONFIG)
     for tower in ("", "vision."):
         family = own(tmp_path, *(f"{tower}layers.{{layer}}.{side}" for side in "qk"))
-        attention = wqk.open(both, family=str(family))[0]
+        attention = wqk.open(module, family=str(family))[0]
         expected = tensors[f"{tower}layers.0.q.weight"].reshape(4, D // 4, D)
         np.testing.assert_array_equal(attention.query.weight, expected)
 
 
 def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) -> None:
     family = own(tmp_path, "layers.{layer}.q_proj", "layers.{layer}.k_proj")
-    # What stands before everything may be left out; what tells two towers apart may not.
+    # A prefix of all names may be left out; a prefix that distinguishes two towers may not.
     alone = Module(pair("model.layers.0"), CONFIG)
     assert wqk.open(alone, family=str(family))[0].head_count == 4
-    both = Module(pair("model.text.layers.0") | pair("model.vision.blocks.0"), CONFIG)
+    module = Module(pair("model.text.layers.0") | pair("model.vision.blocks.0"), CONFIG)
     with pytest.raises(CheckpointError, match=r"write the whole name, 'model\.text\.layers"):
-        wqk.open(both, family=str(family))[0]
+        wqk.open(module, family=str(family))[0]
     family.write_text(family.read_text().replace('"layers', '"model.text.layers'))
-    assert wqk.open(both, family=str(family))[0].head_count == 4
+    assert wqk.open(module, family=str(family))[0].head_count == 4
 
 
 def test_a_family_can_be_like_another(tmp_path: Path) -> None:
@@ -304,14 +308,14 @@ def test_a_family_can_be_like_another(tmp_path: Path) -> None:
     (changed,) = wqk.open(model, family=family).plans
     assert (changed.family, changed.scale, changed.causal) == ("own", 1.0, True)
     assert changed.rotary.order == "interleaved"
-    for wrong, said in (
+    for wrong, message in (
         (like.replace("llama", "nobody"), "'like' must name a shipped family"),
         (like.replace("llama", "../llama"), "'like' must name a shipped family"),
         (like + "change = 1\n", "'change' must be a table"),
         (like + "[change]\nqeury = 'q'\n", "did you mean 'query'"),
     ):
         family.write_text(wrong)
-        with pytest.raises(UnknownFamily, match=said):
+        with pytest.raises(UnknownFamily, match=message):
             wqk.open(model, family=family)
 
 
@@ -355,7 +359,7 @@ def test_fused_weights_of_grouped_heads_by_hand(model_type, name, queries, keys)
 
 # Right where names tell.
 
-# Foreign spellings of a query and the key beside it.
+# Foreign spellings of a query and the key next to it.
 SEPARATE = {
     "openai-whisper": ["decoder.blocks.{}.attn.query", "decoder.blocks.{}.attn.key"],
     "llama2.c": ["layers.{}.attention.wq", "layers.{}.attention.wk"],
@@ -486,7 +490,7 @@ def test_layers_whose_weights_are_in_another_form_are_not_left_out() -> None:
             wqk.scan(wqk.open(mixed, heads_per_layer=4))
 
 
-# Beside guesses: known types of which something is not as their attention says.
+# Besides guesses: known types with a property that contradicts their attention.
 
 
 def test_queries_that_pass_a_convolution_are_refused() -> None:

@@ -84,13 +84,13 @@ def test_no_value_does_more_than_be_refused(kind: str, key: str, count: int) -> 
 @counts(400, 47_000)
 def test_seeded_pairs_of_lies(count: int) -> None:
     rng = np.random.default_rng(count)
-    found = set()
+    outcomes = set()
     for _ in range(count):
         kind = str(rng.choice(list(KINDS)))
         keys = rng.choice(KINDS[kind]["keys"], 2)
         changes = {str(key): HOSTILE[rng.integers(len(HOSTILE))] for key in keys}
-        found.add(refused(wqk.scan, model(kind, changes)))
-    assert found == {True, False}
+        outcomes.add(refused(wqk.scan, model(kind, changes)))
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "\x00", '{"a":' * 5000, '"bert"', "NaN"])

@@ -58,7 +58,7 @@ def test_what_weighs_tokens_channel_by_channel_has_no_form(tmp_path: Path) -> No
         wqk.scan(tmp_path)
 
 
-# Of each hybrid, what its other layers are said to be.
+# Names of the other layers of each hybrid.
 OTHERS = {
     "lfm2-moe": "layers 0: a short convolution, which scores no pairs of tokens",
     "recurrent-gemma": "layers 0-1: a gated linear recurrence, which scores no pairs of tokens",

@@ -1,4 +1,4 @@
-"""What llama.cpp's own converter writes, and how it is read.
+"""Files of llama.cpp's own converter, and their readings.
 
 The readings of `llama-cpp.jsonl` were compared with llama.cpp itself: for each of these files, the
 attention that llama.cpp computed is that of the reading, to float32's rounding (docs/log.md).
@@ -33,16 +33,16 @@ def test_a_conversion_is_read_as_llama_cpp_runs_it(line: dict[str, object]) -> N
 
 def test_every_architecture_is_read_or_refused_with_its_reason() -> None:
     listed = [kind for family in families().values() for kind in family.model_types]
-    known = [f"gguf-{name}" for name in architectures()]
-    assert sorted(kind for kind in listed if kind.startswith("gguf-")) == sorted(known)
-    assert len(known) > 150
+    expected = [f"gguf-{name}" for name in architectures()]
+    assert sorted(kind for kind in listed if kind.startswith("gguf-")) == sorted(expected)
+    assert len(expected) > 150
 
 
 def test_families_are_of_what_the_code_does_by_architecture() -> None:
     for name, row in architectures().items():
         family = next(f for f in families().values() if f"gguf-{name}" in f.model_types)
         for rule in family.attention:
-            said = {
+            facts = {
                 "norm": rule.input_norm_kind if row["norm"] in NORMS else row["norm"],
                 "head_norm": rule.norm if "head_norm" in row else None,
                 "after": "{previous}" in "".join(rule.input_norm) or None,
@@ -51,7 +51,7 @@ def test_families_are_of_what_the_code_does_by_architecture() -> None:
                 "norm_after_rotary": bool(rule.rotary and rule.rotary.before_norm) or None,
                 "bare_head_norm": not rule.norm_gain or None,
             }
-            assert rule.between or said == {key: row.get(key) for key in said}, name
+            assert rule.between or facts == {key: row.get(key) for key in facts}, name
 
 
 def test_a_file_that_says_that_no_layer_has_attention_is_refused_for_that() -> None:
@@ -100,7 +100,7 @@ REFUSED = {
 
 
 def assert_equal_mixers(folder: Path, path: Path) -> None:
-    """Where both are read, forms of linear attention and state spaces are equal."""
+    """Forms of linear attention and state spaces are equal where both files are read."""
     original, converted = wqk.open(folder), wqk.open(path)
     places = {(plan.kind, plan.layer) for plan in converted.mixers}
     for plan in original.mixers:
@@ -130,7 +130,7 @@ def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
             continue
         try:
             assert_equal_mixers(folder, path)
-            found = wqk.same(folder, path)
+            comparison = wqk.same(folder, path)
         except wqk.WqkError as error:
             outcomes[folder.name] = f"refused: {error!s:.200}"
             wrong += [folder.name] * (REFUSED.get(name, "\0") not in str(error))
@@ -138,11 +138,11 @@ def test_conversions_are_the_same_as_their_originals(tmp_path: Path) -> None:
         finally:
             shutil.rmtree(folder)
             path.unlink()
-        assert not any("guessed" in note for note in found.notes), name
-        outcomes[folder.name] = "same" if found.same else found.sentence
+        assert not any("guessed" in note for note in comparison.notes), name
+        outcomes[folder.name] = "same" if comparison.same else comparison.sentence
         # Towers for pictures and sound are files of their own.
-        tower = "mmproj" in found.sentence and all(block.same for block in found.blocks)
-        if not (found.same or tower or OTHERWISE.get(name, "\0") in found.sentence):
+        tower = "mmproj" in comparison.sentence and all(block.same for block in comparison.blocks)
+        if not (comparison.same or tower or OTHERWISE.get(name, "\0") in comparison.sentence):
             wrong.append(folder.name)
     (tmp_path / "outcomes.json").write_text(json.dumps(outcomes, indent=1))
     assert wrong == []

@@ -33,7 +33,7 @@ DERIVED = ["glm5_next_text", "bailing_hybrid", "qwen4_exp_text"]
 
 
 class Kernel(NamedTuple):
-    """A model's own kernel: its arguments that are queries and keys, and what quiets the others."""
+    """A model's own kernel: names of the queries and keys, and values that silence the rest."""
 
     query: str
     key: str
@@ -63,18 +63,20 @@ KERNELS = {
 def heard(
     model: Any, monkeypatch: pytest.MonkeyPatch, quiet: bool = False
 ) -> list[tuple[Any, Any]]:
-    """Runs the model; the queries and keys (1, N, heads, width) that its kernels are given."""
+    """Run the model and return the queries and keys (1, N, heads, width) of the kernels' calls."""
     file = sys.modules[type(model).__module__]
     model.config._experts_implementation = "eager"  # the fused kernels know no float64
-    found: list[tuple[Any, Any]] = []
+    sides_of_calls: list[tuple[Any, Any]] = []
     for name in KERNELS.keys() & vars(file).keys():
-        own = getattr(file, name)
+        function = getattr(file, name)
 
-        def listening(*args: Any, _own: Any = own, _name: str = name, **named: Any) -> Any:
-            call, its = inspect.signature(_own).bind(*args, **named), KERNELS[_name]
-            sides = (call.arguments[side].detach() for side in (its.query, its.key))
-            found.append(tuple(one.mT if its.channels_first else one for one in sides))
-            for argument, changed in its.quiet.items() if quiet else ():
+        def listening(*args: Any, _own: Any = function, _name: str = name, **named: Any) -> Any:
+            call, kernel = inspect.signature(_own).bind(*args, **named), KERNELS[_name]
+            sides = (call.arguments[side].detach() for side in (kernel.query, kernel.key))
+            sides_of_calls.append(
+                tuple(vectors.mT if kernel.channels_first else vectors for vectors in sides)
+            )
+            for argument, changed in kernel.quiet.items() if quiet else ():
                 call.arguments[argument] = changed(call.arguments[argument])
             return _own(*call.args, **call.kwargs)
 
@@ -82,24 +84,24 @@ def heard(
     for name, module in model.named_modules():
         if name.endswith("mlstm_backend"):
             module.register_forward_pre_hook(
-                lambda _, args, named: found.append(
+                lambda _, args, named: sides_of_calls.append(
                     tuple(named[side].detach().transpose(1, 2) for side in ("query", "key"))
                 ),
                 with_kwargs=True,
             )
     with torch.no_grad():
         model(input_ids=torch.arange(3, 16)[None], use_cache=False)
-    return found
+    return sides_of_calls
 
 
 def projected(side: Any, x: np.ndarray) -> np.ndarray:
-    """What a side of a block makes of inputs (N, D), all its heads beside each other."""
+    """Queries or keys of inputs (N, D), all heads of the side next to each other."""
     added = 0 if side.stored_bias is None else side.stored_bias.reshape(-1)
     return np.concatenate([x @ np.asarray(head, float).T for head in side.weight], -1) + added
 
 
 def convolved(module: Any, sides: list[np.ndarray]) -> list[np.ndarray]:
-    """Sides (N, C) after the module's own convolution over tokens, in its order, and activation."""
+    """Sides (N, C) after the module's own convolution over tokens, and activation."""
     if not hasattr(module, "conv1d"):
         return sides
     x = torch.from_numpy(np.concatenate(sides, -1)).T[None]
@@ -117,8 +119,8 @@ def test_every_mixer_is_that_of_a_proven_model() -> None:
     proven = [family for family in families().values() if types.intersection(family.model_types)]
     named = {name for family in proven for name in family.mixers}
     # As llama.cpp stores them: tests/families/test_llama_cpp.py.
-    every = {name for family in families().values() for name in family.mixers}
-    assert {name for name in every if not name.startswith("gguf-")} == named
+    mixers = {name for family in families().values() for name in family.mixers}
+    assert {name for name in mixers if not name.startswith("gguf-")} == named
 
 
 PUBLISHED = {
@@ -167,8 +169,8 @@ GROUPINGS = [
 SWITCHES = ("use_bias", "use_conv_bias", "mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm")
 
 
-def drawn(config: dict[str, Any], known: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Other numbers and switches of what has no softmax; the width of the whole stays."""
+def drawn(config: dict[str, Any], defaults: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Draw numbers and switches of layers without a softmax; the width of the model stays."""
     rng = random.Random(seed)
     settings: dict[str, Any] = {key: rng.randint(2, most) for key, most in ANY.items()}
     settings |= {key: rng.random() < 0.5 for key in SWITCHES}
@@ -179,20 +181,23 @@ def drawn(config: dict[str, Any], known: dict[str, Any], seed: int) -> dict[str,
         settings[heads] = settings[groups] * rng.choice((1, 2, 4))
         if width in config:
             settings[width] = config[heads] * config[width] // settings[heads]
-    return config | {key: value for key, value in settings.items() if key in known}
+    return config | {key: value for key, value in settings.items() if key in defaults}
 
 
 def made(name: str, folder: Path, seed: int | None = None, **settings: Any) -> Any:
-    """A model in double precision, and saved; with other settings, drawn ones if by a seed.
+    """Make and save a model in double precision, with changed settings, drawn if a seed is given.
 
-    Of those that are published, widths and depths are shrunk; groups and heads without a softmax
-    are as they are.
+    Widths and depths of published configurations are shrunk; groups and heads without a softmax
+    are kept.
     """
     if name in CASES:
-        own, kind = CASES[name].config | settings, getattr(transformers, CASES[name].model)
+        settings_of_case, kind = (
+            CASES[name].config | settings,
+            getattr(transformers, CASES[name].model),
+        )
         if seed is not None:
-            own = drawn(own, kind.config_class().to_dict(), seed)
-        return save(replace(CASES[name], config=own), folder).double().eval()
+            settings_of_case = drawn(settings_of_case, kind.config_class().to_dict(), seed)
+        return save(replace(CASES[name], config=settings_of_case), folder).double().eval()
     if name in DERIVED:
         model = building.build(name, 0)[0]
         model.save_pretrained(folder)
@@ -218,10 +223,10 @@ MADE = [
 def test_the_forms_are_what_enters_the_kernel(name, seed, tmp_path, monkeypatch):
     model = made(name, tmp_path, seed)
     opened = wqk.open(tmp_path)
-    found: dict[str, list[int]] = {}
+    layers_by_kind: dict[str, list[int]] = {}
     for plan in opened.mixers:
-        found.setdefault(plan.kind, []).append(plan.layer)
-    assert found == CASES[name].mixers if name in CASES else len(found) == 1
+        layers_by_kind.setdefault(plan.kind, []).append(plan.layer)
+    assert layers_by_kind == CASES[name].mixers if name in CASES else len(layers_by_kind) == 1
     inputs: dict[str, Any] = {}
     live = wqk.open(model).mixers  # whose names are the module's
     for plan in live:
@@ -238,8 +243,8 @@ def test_the_forms_are_what_enters_the_kernel(name, seed, tmp_path, monkeypatch)
         heads = plan.query.heads
         if plan.value is None:  # Mamba-1, which projects what is convolved already
             rebuilt = [side(x).swapaxes(0, 1) for side in (block.queries, block.keys)]
-            for side, given in zip(rebuilt, kernels[number], strict=True):
-                np.testing.assert_allclose(side[:, 0], given[0], atol=1e-6, rtol=1e-6)
+            for side, entering in zip(rebuilt, kernels[number], strict=True):
+                np.testing.assert_allclose(side[:, 0], entering[0], atol=1e-6, rtol=1e-6)
             continue
         q, k, v = (projected(side, x) for side in (*block.query_key, block.value_output[0]))
         if opened.family == "minimax":
@@ -251,11 +256,13 @@ def test_the_forms_are_what_enters_the_kernel(name, seed, tmp_path, monkeypatch)
             order = [side * multipliers[n] for side, n in zip(order, (1, 2, 3), strict=True)]
         mixed = convolved(module, order)
         sides = (mixed[0], mixed[1]) if plan.kind == "linear" else (mixed[2], mixed[1])
-        for rebuilt, given in zip(sides, kernels[number], strict=True):
-            own = given[0].numpy().reshape(len(x), -1, plan.query.head_width)
+        for rebuilt, entering in zip(sides, kernels[number], strict=True):
+            kernel_side = entering[0].numpy().reshape(len(x), -1, plan.query.head_width)
             rebuilt = rebuilt.reshape(len(x), heads, -1)
-            repeats = own.shape[1] // heads  # some kernels are given a head for each value head
-            np.testing.assert_allclose(np.repeat(rebuilt, repeats, 1), own, atol=1e-12)
+            repeats = (
+                kernel_side.shape[1] // heads
+            )  # some kernels are given a head for each value head
+            np.testing.assert_allclose(np.repeat(rebuilt, repeats, 1), kernel_side, atol=1e-12)
 
 
 # What the norms after the kernels are called.
@@ -266,8 +273,8 @@ AFTER = {"norm", "o_norm", "multihead_norm"}
 def test_without_decay_and_gates_the_output_is_the_attention_of_the_forms(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ones = {"ssm_multipliers": [1.0] * 5, "mamba_rms_norm": True}
-    model = made(name, tmp_path, **(ones if name == "falcon-h1" else {}))
+    neutral = {"ssm_multipliers": [1.0] * 5, "mamba_rms_norm": True}
+    model = made(name, tmp_path, **(neutral if name == "falcon-h1" else {}))
     live = wqk.open(model).mixers  # whose names are the module's
     seen: dict[str, Any] = {}
     for plan in live:
@@ -300,8 +307,8 @@ def test_without_decay_and_gates_the_output_is_the_attention_of_the_forms(
             expected, out = scores[0] @ x, mixed
         else:
             values = np.asarray(block.at(circuit="ov").dense(), float)
-            told = getattr(model.config, "linear_num_value_heads", len(values))
-            assert len(values) == told
+            value_heads = getattr(model.config, "linear_num_value_heads", len(values))
+            assert len(values) == value_heads
             scores = scores.repeat(len(values) // len(scores), 0)
             expected = np.einsum("hij,jd,hde->ie", scores, x, values)
         size = np.abs(expected).max()
@@ -309,7 +316,7 @@ def test_without_decay_and_gates_the_output_is_the_attention_of_the_forms(
 
 
 def silence(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mixer without what stands between its projections and its kernel, and after that."""
+    """Strip a mixer of all operations between projections and kernel, and after the kernel."""
     for name, part in module.named_children():
         if name in AFTER:
             monkeypatch.setattr(part, "forward", lambda x, *_: x)
@@ -335,18 +342,20 @@ def silence(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_lightning(model: Any, module: Any, x: Any, q: Any, k: Any, v: Any, heads: int) -> None:
-    """The layer's output, by one product of queries and keys with decay, equals its own."""
+    """Compare the layer's output with one product of queries and keys with decay."""
     q, k, v = (
         torch.nn.functional.silu(torch.from_numpy(side)).view(len(x), heads, -1).transpose(0, 1)
         for side in (q, k, v)
     )
-    apart = torch.arange(len(x))[:, None] - torch.arange(len(x))
-    decay = torch.exp(-module.slope_rate * apart) * (apart >= 0)
+    distances = torch.arange(len(x))[:, None] - torch.arange(len(x))
+    decay = torch.exp(-module.slope_rate * distances) * (distances >= 0)
     out = ((q @ k.mT) * decay @ v).transpose(0, 1).reshape(1, len(x), -1)
     x = torch.from_numpy(x)[None]
     out = module.out_proj(module.norm(out) * torch.sigmoid(module.output_gate(x)))
-    own = module(x, (None, None), torch.ones(1, x.shape[1]))[0]
-    torch.testing.assert_close(out, own, atol=1e-5, rtol=1e-5)  # its rates are in single precision
+    actual = module(x, (None, None), torch.ones(1, x.shape[1]))[0]
+    torch.testing.assert_close(
+        out, actual, atol=1e-5, rtol=1e-5
+    )  # its rates are in single precision
 
 
 @pytest.fixture(scope="module")
@@ -363,8 +372,8 @@ def test_layers_without_a_softmax_are_scored_beside_the_others(hybrid: Path) -> 
     assert [(kind, layer) for kind, layer, _ in kinds] == [("self", 1), ("linear", 0)]
     assert "partial" in kinds[1][2]
     assert "short convolution" in table.metadata["partial"]["decoder linear"]
-    (apart,) = table.metadata["left_out_without_softmax"].values()
-    assert apart == {"linear attention": ["the gains of the norms that feed it"]}
+    (left_out,) = table.metadata["left_out_without_softmax"].values()
+    assert left_out == {"linear attention": ["the gains of the norms that feed it"]}
     lines = [line.partition(":")[0] for line in str(table.layers).splitlines() if ":" in line]
     assert lines.count("ignored") == lines.count("ignored in linear attention") == 1
     model = wqk.open(hybrid)
@@ -396,9 +405,9 @@ def test_biases_of_both_sides_count_without_a_softmax(tmp_path: Path) -> None:
     keys, queries = (
         side.reshape(5, 2, 6).swapaxes(0, 1) for side in np.split(out[:, -28:-4], 2, -1)
     )
-    ones = np.concatenate([x, np.ones((5, 1))], -1)
-    found = ones @ block.at(bias=True).dense() @ ones.T
-    np.testing.assert_allclose(found, queries @ keys.swapaxes(1, 2), atol=1e-5)
+    augmented = np.concatenate([x, np.ones((5, 1))], -1)
+    products = augmented @ block.at(bias=True).dense() @ augmented.T
+    np.testing.assert_allclose(products, queries @ keys.swapaxes(1, 2), atol=1e-5)
     assert "each adds a term in the other side alone" in " ".join(wqk.explain(tmp_path).notes)
 
 
@@ -447,31 +456,38 @@ def test_a_pass_without_a_softmax_has_no_logits() -> None:
 def test_a_model_of_nothing_else_is_no_missing_one(tmp_path: Path) -> None:
     save(CASES["mamba"], tmp_path)
     assert wqk.open(tmp_path)
-    told = "no attention with a softmax; it has decoder state space"
-    assert told in refuse("verify", tmp_path, width=200)
+    message = "no attention with a softmax; it has decoder state space"
+    assert message in refuse("verify", tmp_path, width=200)
 
 
 def test_of_hybrids_the_layers_that_are_left_alone_are_told() -> None:
     torch.manual_seed(0)
     config = transformers.Qwen3NextConfig(**CASES["qwen3-next"].config)
     model = transformers.Qwen3NextForCausalLM(config)
-    left = "decoder linear attention, layers 0: left"
-    assert left in repr(wqk.initialize_(model, "symmetric"))
-    assert left in repr(wqk.clip_(model, 1.0, logits={(1, 0): 2.0}))
-    assert left in repr(wqk.parts(model, tokens=torch.arange(320) % 50, block=16, blocks=4))
+    note = "decoder linear attention, layers 0: left"
+    assert note in repr(wqk.initialize_(model, "symmetric"))
+    assert note in repr(wqk.clip_(model, 1.0, logits={(1, 0): 2.0}))
+    assert note in repr(wqk.parts(model, tokens=torch.arange(320) % 50, block=16, blocks=4))
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "kimi-linear", "jamba", "mamba2", "xlstm"])
 def test_no_change_of_such_a_layer_passes_as_the_same(name: str, tmp_path: Path) -> None:
-    """Every tensor of a layer but those of its feed-forward part, with the norm before that."""
+    """Every tensor of a layer is changed in turn, without the feed-forward part and its norm."""
     save(CASES[name], tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "other")
-    same = wqk.same(tmp_path / "one", tmp_path / "other")
-    assert same.same
-    assert ("The same mixers of tokens: other" in same.sentence) == (not same.blocks)
-    beside = ("mlp", "moe", "feed_forward", "ffn", "post_attention_layernorm", "pre_ff_layernorm")
+    comparison = wqk.same(tmp_path / "one", tmp_path / "other")
+    assert comparison.same
+    assert ("The same mixers of tokens: other" in comparison.sentence) == (not comparison.blocks)
+    neighbors = (
+        "mlp",
+        "moe",
+        "feed_forward",
+        "ffn",
+        "post_attention_layernorm",
+        "pre_ff_layernorm",
+    )
     tensors = wqk.open_checkpoint(tmp_path / "one").tensors()
-    inside = [n for n in tensors if ".0." in n and not any(b in n for b in beside)]
+    inside = [n for n in tensors if ".0." in n and not any(b in n for b in neighbors)]
     assert len(inside) > 5
     for name in inside:
 
@@ -482,7 +498,12 @@ def test_no_change_of_such_a_layer_passes_as_the_same(name: str, tmp_path: Path)
         assert not wqk.same(tmp_path / "one", tmp_path / "other").same, name
         shutil.copytree(tmp_path / "one", tmp_path / "other", dirs_exist_ok=True)
     # One is lost under other names.
-    edit_tensors(tmp_path / "other", lambda own: {f"a.{n}": own[n] for n in own if n != name})
+    edit_tensors(
+        tmp_path / "other",
+        lambda tensors_of_candidate: {
+            f"a.{n}": tensors_of_candidate[n] for n in tensors_of_candidate if n != name
+        },
+    )
     assert (
         f"({name.split('.')[-2]}: missing from the file, layer 0)"
         in wqk.same(tmp_path / "one", tmp_path / "other").sentence
@@ -500,8 +521,11 @@ def test_kinship_of_one_kind(name: str, tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "one", tmp_path / "other", dirs_exist_ok=True)
         edit_tensors(tmp_path / "other", partial(noisy, share))
         (kind,) = CASES[name].mixers
-        both = (wqk.open(tmp_path / one).select(kind=kind) for one in ("one", "other"))
-        assert wqk.kin(*both).conclusion == conclusion
+        models = (
+            wqk.open(tmp_path / name_of_folder).select(kind=kind)
+            for name_of_folder in ("one", "other")
+        )
+        assert wqk.kin(*models).conclusion == conclusion
 
 
 def test_sections_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
@@ -520,7 +544,7 @@ def test_the_curves_over_layers_tell_kinds_apart(hybrid: Path) -> None:
 
 
 def rwkv7(heads: int, width: int) -> dict[str, Any]:
-    """A small RWKV-7 as its authors store it, in which nothing decays and gates are open."""
+    """A small RWKV-7 in its authors' layout, without decay and with open gates."""
     torch.manual_seed(0)
     d, draw = heads * width, torch.randn
     tensors = {"emb.weight": draw(20, d), "head.weight": draw(20, d)}
@@ -546,7 +570,7 @@ def rwkv7(heads: int, width: int) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_rwkv_7_is_what_its_authors_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their package, which no other test needs: pip install rwkv==0.8.32."""
+    """The authors' package, for this test alone: pip install rwkv==0.8.32."""
     for name, value in {"V7_ON": "1", "JIT_ON": "0", "CUDA_ON": "0"}.items():
         monkeypatch.setenv(f"RWKV_{name}", value)
     package = pytest.importorskip("rwkv.model")
@@ -561,10 +585,10 @@ def test_rwkv_7_is_what_its_authors_run(tmp_path: Path, monkeypatch: pytest.Monk
     for n in range(2):
         block = model.block(n, kind="linear")
         gain, shift = (tensors[f"blocks.{n}.ln1.{name}"].double() for name in ("weight", "bias"))
-        given = normed(x, (24,), gain, shift).numpy()
-        scores = np.tril(block.products(given, given).astype(float))
+        normalized = normed(x, (24,), gain, shift).numpy()
+        scores = np.tril(block.products(normalized, normalized).astype(float))
         values, outputs = (np.asarray(side, float) for side in block.weights("ov"))
-        mixed = np.einsum("hij,jd,hrd->ihr", scores, given, values)
+        mixed = np.einsum("hij,jd,hrd->ihr", scores, normalized, values)
         mixed -= mixed.mean(-1, keepdims=True)
         mixed /= np.sqrt((mixed**2).mean(-1, keepdims=True) + 64e-5)
         x = x + torch.from_numpy(np.einsum("ihr,hrd->id", mixed, outputs))
@@ -573,7 +597,7 @@ def test_rwkv_7_is_what_its_authors_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_rwkv_7_has_one_form_in_both_spellings() -> None:
-    own = {name: value.numpy() for name, value in rwkv7(3, 8).items()}
+    published = {name: value.numpy() for name, value in rwkv7(3, 8).items()}
     names = {
         "blocks.": "model.layers.",
         "att.receptance": "attn.r_proj",
@@ -582,15 +606,17 @@ def test_rwkv_7_has_one_form_in_both_spellings() -> None:
         "att.output": "attn.o_proj",
         "ln1.": "attn_norm.",
     }
-    other = dict(own)
+    respelled = dict(published)
     for before, after in names.items():
-        other = {name.replace(before, after): value for name, value in other.items()}
+        respelled = {name.replace(before, after): value for name, value in respelled.items()}
     config = {"model_type": "rwkv7", "num_heads": 3}
-    blocks = [wqk.open(Module(t, config)).block(1, kind="linear") for t in (own, other)]
+    blocks = [wqk.open(Module(t, config)).block(1, kind="linear") for t in (published, respelled)]
     for circuit in ("qk", "ov"):
         forms = [block.at(circuit=circuit, fold_norm=True).dense() for block in blocks]
         np.testing.assert_array_equal(*forms)
-    scores = own["blocks.1.att.receptance.weight"][:8].T @ own["blocks.1.att.key.weight"][:8]
+    scores = (
+        published["blocks.1.att.receptance.weight"][:8].T @ published["blocks.1.att.key.weight"][:8]
+    )
     np.testing.assert_allclose(blocks[1][0].dense(), scores, atol=1e-6)
 
 

@@ -1,7 +1,7 @@
-"""What keys of a configuration change: perturbed in transformers' models, and what is said of them.
+"""Effects of keys of a configuration, perturbed in transformers' models, and their treatment.
 
-Keys that `same` passes over when they differ change nothing; those that change attention are read,
-or `explain` says that they are not.
+Keys that `same` passes over when they differ change nothing. Keys that change attention are read,
+or `explain` lists them as not read.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def test_a_switch_of_attention_that_is_not_read_is_said(tmp_path: Path) -> None:
     for name in ("plain", "other"):
         model.save_pretrained(tmp_path / name)
     edit_config(tmp_path / "other", {"bbox_scale": 10.0})
-    told = "bbox_scale stands in config.json, is not read, and changes attention"
+    note = "bbox_scale stands in config.json, is not read, and changes attention"
     for name, count in (("plain", 0), ("other", 1)):
-        assert str(wqk.explain(tmp_path / name).notes).count(told) == count
-    found = wqk.same(tmp_path / "plain", tmp_path / "other")
-    assert [str(one) for one in found.settings] == ["bbox_scale: 100.0 against 10.0"]
+        assert str(wqk.explain(tmp_path / name).notes).count(note) == count
+    comparison = wqk.same(tmp_path / "plain", tmp_path / "other")
+    assert [str(setting) for setting in comparison.settings] == ["bbox_scale: 100.0 against 10.0"]
 
 
 # What two exports of one model may say otherwise: training, generation, names, kernels.
@@ -85,13 +85,13 @@ def test_settings_of_other_things_are_no_difference(model_type: str, tmp_path: P
     model, _ = build(model_type, 0, flat=False)
     for name in ("one", "other"):
         model.save_pretrained(tmp_path / name)
-    told = json.loads((tmp_path / "one" / "config.json").read_text())
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
     edit_config(
-        tmp_path / "one", {key: [value] for key, value in HARMLESS.items() if key not in told}
+        tmp_path / "one", {key: [value] for key, value in HARMLESS.items() if key not in config}
     )
     edit_config(tmp_path / "other", HARMLESS)
-    found = wqk.same(tmp_path / "one", tmp_path / "other", everything=True)
-    assert found, found.sentence
+    comparison = wqk.same(tmp_path / "one", tmp_path / "other", everything=True)
+    assert comparison, comparison.sentence
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is told of a model before it is run: its blocks and their windows, or why it is refused."""
+"""Plans before a model is run: its blocks and their windows, or the reason of a refusal."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def test_a_missing_stage_is_noticed(tmp_path: Path) -> None:
 
 
 def test_mobilellm_is_llama_whose_layers_are_applied_twice(tmp_path: Path) -> None:
-    known, other = tmp_path / "known", tmp_path / "mobilellm"
-    for folder in (known, other):
+    llama, mobilellm = tmp_path / "known", tmp_path / "mobilellm"
+    for folder in (llama, mobilellm):
         save(replace(NAMED["llama"], config=GROUPED), folder)
-    edit_config(other, {"model_type": "mobilellm"})
-    assert_same_blocks(known, other)
-    assert {plan.causal for plan in wqk.open(other).plans} == {True}
-    edit_config(other, {"layer_sharing": True})
-    assert [plan.applications for plan in wqk.open(other).plans] == [2, 2]
-    verification = verify(other)
+    edit_config(mobilellm, {"model_type": "mobilellm"})
+    assert_same_blocks(llama, mobilellm)
+    assert {plan.causal for plan in wqk.open(mobilellm).plans} == {True}
+    edit_config(mobilellm, {"layer_sharing": True})
+    assert [plan.applications for plan in wqk.open(mobilellm).plans] == [2, 2]
+    verification = verify(mobilellm)
     assert verification.family == "mobilellm"
     assert verification.difference < 1e-12
 
@@ -109,9 +109,9 @@ def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path
 def test_biases_before_the_norm_of_a_latent_are_read(name: str, tmp_path: Path) -> None:
     latent = NAMED[name]
     save(replace(latent, config=latent.config | {"attention_bias": True}), tmp_path)
-    found = wqk.verify(tmp_path)
-    assert {block.verdict for block in found.blocks} == {"right"}
-    assert found.difference < 1e-12
+    verification = wqk.verify(tmp_path)
+    assert {block.verdict for block in verification.blocks} == {"right"}
+    assert verification.difference < 1e-12
     first = wqk.open(tmp_path).plans[0]
     assert [side.projection.bias is not None for side in (first.query, first.key)] == [True, True]
     assert first.key_bias_counts
@@ -151,7 +151,7 @@ def test_attention_that_is_more_than_its_form_is_partial(model, reason, tmp_path
 
 @pytest.mark.parametrize("pruned", [[1], [1, 3]])
 def test_heads_that_were_pruned_are_not_counted(pruned: list[int], tmp_path: Path) -> None:
-    """What is left of a layer's heads is what it was, one after the other."""
+    """The remaining heads of a layer are unchanged, one after the other."""
     save(NAMED["bert"], tmp_path)
     before = wqk.open(tmp_path)[0]
     kept = [h for h in range(before.head_count) if h not in pruned]
@@ -271,5 +271,5 @@ def test_norms_and_soft_caps_outside_the_form_are_told() -> None:
 
 
 def test_no_family_has_the_name_of_another() -> None:
-    others = {file: family.name for file, family in families().items() if family.name != file}
-    assert not others, "the name of a family is that of its file in families/data"
+    misnamed = {file: family.name for file, family in families().items() if family.name != file}
+    assert not misnamed, "the name of a family is that of its file in families/data"

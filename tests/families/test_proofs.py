@@ -41,7 +41,7 @@ def test_values_and_outputs_are_there_and_every_head_is_another(saved: Any) -> N
     checkpoint = open_checkpoint(folder)
     left_out = omissions(checkpoint, find_family(checkpoint))
     # Older configurations leave out keys that the family has.
-    assert [one for one in left_out if not (architecture.hub and "stray" in one)] == []
+    assert [line for line in left_out if not (architecture.hub and "stray" in line)] == []
     prove_values_and_outputs(model, folder)
     prove_variety(folder)
 

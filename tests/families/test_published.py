@@ -42,8 +42,8 @@ def test_norms_and_factors_between_values_and_outputs_are_in_their_form(
     with torch.no_grad():
         model(input_ids=torch.randint(3, 60, (4, 1)))
     block = wqk.open(tmp_path)[1]
-    given, out, values = (seen[key][:, 0].numpy() for key in ("given", "out", "values"))
-    expected = given @ block.ov.dense()
+    entering, out, values = (seen[key][:, 0].numpy() for key in ("given", "out", "values"))
+    expected = entering @ block.ov.dense()
     if name == "bitnet":
         size = np.repeat(values.reshape(4, 2, -1), 3, axis=1).reshape(4, -1)
         expected /= np.sqrt((size**2).mean(axis=-1, keepdims=True) + 1e-6)
@@ -54,16 +54,16 @@ def test_norms_and_factors_between_values_and_outputs_are_in_their_form(
 def test_the_linear_part_of_a_norm_before_a_weight(kind: str) -> None:
     rng = np.random.default_rng(0)
     weight, gain = rng.standard_normal((3, 4, 5)), rng.standard_normal(12)
-    given = rng.standard_normal((7, 12))
+    vectors = rng.standard_normal((7, 12))
     folded, _ = Norm(kind, feeds=True).fold(weight, None, gain)
-    centered = given - given.mean(axis=1, keepdims=True) if kind == "layer" else given
+    centered = vectors - vectors.mean(axis=1, keepdims=True) if kind == "layer" else vectors
     np.testing.assert_allclose(
-        given @ folded.reshape(12, 5), (centered * gain) @ weight.reshape(12, 5)
+        vectors @ folded.reshape(12, 5), (centered * gain) @ weight.reshape(12, 5)
     )
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """What a file beside this one lists."""
+    """Entries of a file next to this file."""
     lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
@@ -79,23 +79,23 @@ def by_type(rows: list[dict[str, Any]]) -> list[Any]:
 
 # Settings of which something was once read wrongly, or refused.
 FOUND = rows("found.jsonl")
-# The same, beside which widths are shrunk.
+# The same; further widths are shrunk.
 SETTINGS = rows("settings.jsonl")
 
 
 @pytest.mark.parametrize("table", by_type(FOUND))
 def test_settings_are_read_as_they_are_run(table: dict[str, Any], tmp_path: Path) -> None:
     assert configuration_faults(table, tmp_path / "model") == []
-    assert {one.family for one in wqk.open(tmp_path / "model").plans if not one.output} <= {
+    assert {plan.family for plan in wqk.open(tmp_path / "model").plans if not plan.output} <= {
         "convbert"
     }
 
 
 @pytest.mark.parametrize("drawn", by_type(SETTINGS))
 def test_settings_that_were_read_wrongly(drawn: dict[str, Any], tmp_path: Path) -> None:
-    own = {key: value for key, value in drawn.items() if key != "model_type"}
+    settings = {key: value for key, value in drawn.items() if key != "model_type"}
     table = {"model_type": drawn["model_type"]}
-    assert configuration_faults(table, tmp_path / "model", own) == []
+    assert configuration_faults(table, tmp_path / "model", settings) == []
 
 
 # What publishers wrote, as far as attention depends on it, and where it was seen.
@@ -173,9 +173,9 @@ OUTCOMES = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
 
 @pytest.mark.campaign
 def test_at_most_one_in_a_hundred_drawn_settings_is_read_wrongly() -> None:
-    """Of types that are read rightly without any, in another order, and by another seed, each time.
+    """Settings of types that are read rightly without any; order and seed change each time.
 
-    It ends after eight minutes, with as many as were run until then.
+    The test ends after eight minutes, with all settings that were run until then.
     """
     end = time.monotonic() + 480
     seed = random.SystemRandom().randrange(10**6)
@@ -183,14 +183,12 @@ def test_at_most_one_in_a_hundred_drawn_settings_is_read_wrongly() -> None:
     kinds = [row["type"] for row in outcomes if row["outcome"] in ("proven", "partial")]
     kinds = [kind for kind in kinds if has_share(kind)]
     random.Random(seed).shuffle(kinds)
-    found = [
+    rows = [
         outcome(kind, draw(kind, 0, seed))
         for kind in kinds
         if time.monotonic() < end and outcome(kind, {}).get("faults") == []
     ]
-    run = [
-        row for row in found if not "".join(row.get("faults", ["refused"])).startswith("refused")
-    ]
+    run = [row for row in rows if not "".join(row.get("faults", ["refused"])).startswith("refused")]
     wrong = [row for row in run if row["faults"]]
     assert run, f"seed {seed}"
     assert len(wrong) <= max(1, len(run) / 100), f"seed {seed}: {wrong}"

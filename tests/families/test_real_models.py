@@ -20,7 +20,7 @@ BERT_BASE = [
 
 @pytest.fixture
 def minilm(shared: Path) -> Path:
-    """sentence-transformers/all-MiniLM-L6-v2, complete, where it was put beside the others."""
+    """sentence-transformers/all-MiniLM-L6-v2, complete, where it was put next to the others."""
     folder = shared / "checkpoints" / "all-MiniLM-L6-v2"
     if not folder.exists():
         pytest.skip(f"needs sentence-transformers/all-MiniLM-L6-v2 in {folder}")

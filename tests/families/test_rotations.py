@@ -1,4 +1,4 @@
-"""Rotary positions that differ from Llama's, beside what transformers' own models compute.
+"""Rotary positions that differ from Llama's, against the computation of transformers' models.
 
 Positions on one axis, and the side of the rotation on which a norm stands, are proven by all
 probabilities of a model that runs in float64. Positions on two axes are proven by queries and keys
@@ -118,8 +118,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def verdicts(folder: Path, family: str | Path | None = None) -> set[str]:
     """The verdicts on self-attention of the decoder; Moonshine's encoder is not run."""
-    found = wqk.verify(folder if family is None else wqk.open(folder, family=family))
-    return {b.verdict for b in found.blocks if (b.stack, b.kind) == ("decoder", "self")}
+    verification = wqk.verify(folder if family is None else wqk.open(folder, family=family))
+    return {b.verdict for b in verification.blocks if (b.stack, b.kind) == ("decoder", "self")}
 
 
 @pytest.mark.parametrize("case", TURNED)
@@ -216,10 +216,10 @@ def test_the_last_dimensions_turn_by_the_kind_of_layer(of_publisher: bool, tmp_p
     model.save_pretrained(tmp_path)
     if of_publisher:
         (tmp_path / "config.json").write_text(json.dumps(V4 | V4_FILE), encoding="utf-8")
-    own, calls = module.apply_rotary_pos_emb, []
+    rotate, calls = module.apply_rotary_pos_emb, []
 
     def recorded(x: Any, cosine: Any, sine: Any, **further: Any) -> Any:
-        turned = own(x, cosine, sine, **further)
+        turned = rotate(x, cosine, sine, **further)
         calls.append((x.detach().numpy(), turned.detach().numpy()))
         return turned
 
@@ -294,10 +294,10 @@ def rotations(
     """Queries and keys (heads, N, R) before and after the model's own rotation."""
     name = MODULES.get(model_type, model_type)
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    own, calls = getattr(module, function), []
+    rotate, calls = getattr(module, function), []
 
     def recorded(q: Any, k: Any, *angles: Any, **named: Any) -> Any:
-        turned = own(q, k, *angles, **named)
+        turned = rotate(q, k, *angles, **named)
         if isinstance(turned, torch.Tensor):  # of one side, whose angles are the second argument
             if float((turned - q).abs().max()) > 0.1:
                 calls.append([(q, turned)])
@@ -310,10 +310,10 @@ def rotations(
         patch.setattr(module, function, recorded)
         record_type(model_type, folder)
     for before, after in calls[0]:
-        pair = [one.detach().double().numpy() for one in (before, after)]
+        pair = [vectors.detach().double().numpy() for vectors in (before, after)]
         if "vision" in function or "rope" in function:  # (N, heads, R), or with one example
-            pair = [one.reshape(-1, *one.shape[-2:]).swapaxes(0, 1) for one in pair]
-        yield tuple(one.reshape(-1, *one.shape[-2:]) for one in pair)
+            pair = [vectors.reshape(-1, *vectors.shape[-2:]).swapaxes(0, 1) for vectors in pair]
+        yield tuple(vectors.reshape(-1, *vectors.shape[-2:]) for vectors in pair)
 
 
 def unexplained(rotary: Rotary, before: np.ndarray, after: np.ndarray, centred: bool) -> float:
@@ -327,8 +327,8 @@ def unexplained(rotary: Rotary, before: np.ndarray, after: np.ndarray, centred: 
     moved = [n for n in range(before.shape[1]) if np.abs(after[0, n] - before[0, n]).max() > 1e-6]
     chosen = moved[:40]
     for token in chosen:
-        same = np.broadcast_to(before[0, token], (len(places), before.shape[-1]))
-        distance = np.abs(rotary.rotate(same, places) - after[0, token]).max(axis=-1)
+        repeated = np.broadcast_to(before[0, token], (len(places), before.shape[-1]))
+        distance = np.abs(rotary.rotate(repeated, places) - after[0, token]).max(axis=-1)
         missing += distance.min() > 2e-4
     assert len(moved) > 3
     return missing / len(chosen)
@@ -348,9 +348,9 @@ def test_pictures_turn_by_rows_and_columns(model_type: str, tmp_path: Path) -> N
     for before, after in pairs:
         assert unexplained(rotary, before, after, centred) < 0.2  # a class token has its own angles
     before, after = pairs[0]
-    other = {"half": "interleaved", "interleaved": "half"}[rotary.order]
+    exchanged_order = {"half": "interleaved", "interleaved": "half"}[rotary.order]
     for wrong in (
-        replace(rotary, order=other),
+        replace(rotary, order=exchanged_order),
         replace(rotary, mixed=not rotary.mixed),
         *([replace(rotary, apart=not rotary.apart)] if rotary.order == "half" else []),
         replace(rotary, frequencies=rotary.frequencies * 1.3),

@@ -48,8 +48,8 @@ def test_a_model_of_few_positions_is_given_a_short_text(tmp_path: Path) -> None:
 
 def test_a_text_longer_than_the_model_s_positions(tmp_path: Path) -> None:
     roberta = NAMED["roberta"]  # counts from the position after that of its padding
-    few = {"max_position_embeddings": 9, "pad_token_id": 1}
-    save(replace(roberta, config=roberta.config | few), tmp_path)
+    short = {"max_position_embeddings": 9, "pad_token_id": 1}
+    save(replace(roberta, config=roberta.config | short), tmp_path)
     assert verify(tmp_path, tokens=range(4, 11)).ok
     with pytest.raises(FormError, match="at most 7, as many as the model has positions for"):
         verify(tmp_path, tokens=range(4, 12))

@@ -1,4 +1,4 @@
-"""Tensors that do not fit together are told when a block is planned, whoever asks for it."""
+"""Tensors that do not fit together are reported when a block is planned, for every caller."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ def test_a_key_that_the_family_does_not_have_is_not_read():
     config = {"model_type": "gpt2", "n_head": 4, "n_layer": 1}
     plain = wqk.scan(StateDict(tensors, config, "plain")).layers.frame
     for stray in ("num_key_value_heads", "num_kv_heads", "n_head_kv"):
-        other = wqk.scan(StateDict(tensors, config | {stray: 1}, "stray")).layers.frame
-        assert other["key_heads"].to_list() == [4]
-        assert other["norm"].to_list() == plain["norm"].to_list()
+        scores = wqk.scan(StateDict(tensors, config | {stray: 1}, "stray")).layers.frame
+        assert scores["key_heads"].to_list() == [4]
+        assert scores["norm"].to_list() == plain["norm"].to_list()

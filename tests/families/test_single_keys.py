@@ -56,9 +56,11 @@ def test_cosmos3_edge_counts_key_heads_by_their_rows() -> None:
     assert (plan.query.heads, plan.key.heads) == (4, 2)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("has_own_table", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_beit_adds_positions_only_where_it_has_their_table(own: bool, shared: bool) -> None:
+def test_beit_adds_positions_only_where_it_has_their_table(
+    has_own_table: bool, shared: bool
+) -> None:
     config = transformers.BeitConfig(
         hidden_size=16,
         intermediate_size=16,
@@ -66,14 +68,14 @@ def test_beit_adds_positions_only_where_it_has_their_table(own: bool, shared: bo
         num_attention_heads=4,
         image_size=32,
         patch_size=16,
-        use_relative_position_bias=own,
+        use_relative_position_bias=has_own_table,
         use_shared_relative_position_bias=shared,
     )
     model = transformers.BeitModel(config)
     has_table = any("relative_position_bias_table" in name for name in model.state_dict())
     (plan,) = wqk.open(model).plans
     assert plan.position == ("relative" if has_table else "")
-    assert has_table == (own or shared)
+    assert has_table == (has_own_table or shared)
 
 
 def test_timm_reads_no_blocks_of_another_module() -> None:
@@ -139,9 +141,9 @@ def test_older_scaling_by_kind_of_layer_is_passed_over_like_transformers_does() 
     plans = wqk.open(Module(arrays(*sides, rows=16, columns=16), config)).plans
     from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
-    own = Gemma3RotaryEmbedding(transformers.Gemma3TextConfig.from_dict(dict(config)))
+    embedding = Gemma3RotaryEmbedding(transformers.Gemma3TextConfig.from_dict(dict(config)))
     for plan, kind in zip(plans, config["layer_types"], strict=True):
-        frequencies = getattr(own, f"{kind}_inv_freq").double().numpy()
+        frequencies = getattr(embedding, f"{kind}_inv_freq").double().numpy()
         assert plan.rotary is not None
         np.testing.assert_allclose(plan.rotary.frequencies, frequencies, rtol=1e-6)
 
@@ -203,9 +205,9 @@ def test_the_class_that_runs_decides_the_mask_of_blip(name: str, masks: dict[str
         text = getattr(model, module)
         with torch.no_grad():
             tokens = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 9]])  # they differ at the end
-            own = {"is_decoder": True} if causal else {}
+            flags = {"is_decoder": True} if causal else {}
             picture = torch.randn(1, 2, 20).repeat(2, 1, 1)
-            out = text(input_ids=tokens, encoder_hidden_states=picture, **own)
+            out = text(input_ids=tokens, encoder_hidden_states=picture, **flags)
         first = out[0][:, 0]
         assert torch.allclose(first[0], first[1], atol=1e-6) == causal
 
@@ -215,5 +217,5 @@ def test_the_mask_of_a_text_of_blip_alone_is_an_assumption() -> None:
     weights = arrays(f"{layer}.query.weight", f"{layer}.key.weight", rows=16, columns=16)
     config = {"model_type": "blip_text_model", "num_attention_heads": 4, "num_hidden_layers": 1}
     (plan,) = wqk.open(Module(weights, config)).plans
-    (one,) = plan.assumptions
-    assert (one.aspect.value, one.value) == ("mask", "none")
+    (assumption,) = plan.assumptions
+    assert (assumption.aspect.value, assumption.value) == ("mask", "none")

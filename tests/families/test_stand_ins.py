@@ -64,9 +64,9 @@ def test_litgpt(norm: str, older: bool) -> None:
         linear(tensors, f"{at}.attn.proj", width, H * R)
         for name, size in (("norm_1", width), ("attn.norm_q", R), ("attn.norm_k", R)):
             gain(tensors, f"{at}.{name}", size, norm == "LayerNorm")
-    told = {"unit_offset": True} if norm == "unit offset" else {}
+    facts = {"unit_offset": True} if norm == "unit offset" else {}
     named = {} if norm == "LayerNorm" else {"norm_class_name": "RMSNorm"}
-    config = LITGPT | told | named
+    config = LITGPT | facts | named
     x, at = RNG.standard_normal((N, width)), "transformer.h.1"
     # At first, each key head came after its queries.
     query, key, value = (by_key_head if older else sections)(
@@ -85,7 +85,7 @@ def test_litgpt(norm: str, older: bool) -> None:
     half = {"window": "4", "scale": 20**-0.5, "softcap": 3.0}
     unsaid = {k: v for k, v in config.items() if "percent" not in k and "scalar" not in k}
     window = config | {"sliding_window_size": 4}
-    for changed, width, base, told in (
+    for changed, width, base, facts in (
         (config, 4, 500, half | {"window": None}),
         (unsaid, 2, 500, {"softcap": 3.0}),  # a quarter of the width
         (window, 4, 500, half),
@@ -100,7 +100,7 @@ def test_litgpt(norm: str, older: bool) -> None:
             circuit=circuit,
             causal=True,
             statuses=PARTIAL,
-            **told,
+            **facts,
         )
 
 
@@ -225,21 +225,24 @@ def test_diffusers_joint_attention(kind: str) -> None:
     fewer = config | {"num_layers": 1, "num_single_layers": 2}
     for sizes, count in zip((config, fewer), blocks, strict=True):
         assert len(wqk.open(StateDict(tensors, sizes, "stand-in"))) == count
-    for one, other, at, stack, attention, number in cases:
-        (q, _, _, q_norm, _, output), (_, k, v, _, k_norm, _) = JOINT[one], JOINT[other]
+    for query_stream, key_stream, at, stack, attention, number in cases:
+        (q, _, _, q_norm, _, output), (_, k, v, _, k_norm, _) = (
+            JOINT[query_stream],
+            JOINT[key_stream],
+        )
         query, key = (
             rms(split(applied(tensors, f"{at}.{name}", x), H), tensors[f"{at}.{norm}.weight"], 1e-6)
-            for name, norm, x in ((q, q_norm, seen[one]), (k, k_norm, seen[other]))
+            for name, norm, x in ((q, q_norm, seen[query_stream]), (k, k_norm, seen[key_stream]))
         )
-        value = split(applied(tensors, f"{at}.{v}", seen[other]), H)
+        value = split(applied(tensors, f"{at}.{v}", seen[key_stream]), H)
         written = tensors.get(f"{at}.{output}.weight")
         block = block_of(tensors, config, stack, attention, number)
         assert_read(
             block,
-            seen[one],
+            seen[query_stream],
             query,
             key,
-            y=seen[other],
+            y=seen[key_stream],
             tolerance=1e-7,
             circuit=None if written is None else (value, written),
             statuses=PARTIAL,
@@ -279,8 +282,8 @@ def test_diffusers_attention_to_the_text(kind: str) -> None:
     for attention, kind_of in zip(attentions, ("self", "cross"), strict=False):
         at, sides = f"{stem}.1.{attention}", []
         x, y = RNG.standard_normal((2, N, width)) / 30
-        for given, side in ((x, "q"), (y, "k")):
-            rows = applied(tensors, f"{at}.to_{side}", given)
+        for inputs, side in ((x, "q"), (y, "k")):
+            rows = applied(tensors, f"{at}.to_{side}", inputs)
             rows = rms(rows, tensors[f"{at}.norm_{side}.weight"], 1e-3) if wan else rows
             sides.append(split(rows, H))
         value = split(applied(tensors, f"{at}.to_v", y), H)

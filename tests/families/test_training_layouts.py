@@ -91,7 +91,7 @@ def test_gemma_original(generation: str) -> None:
     if later:
         config |= {"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "sliding_window": 4}
     x = RNG.standard_normal((N, WIDTH))
-    told = {"scale": 20**-0.5, "softcap": 3.0} if later else {}
+    facts = {"scale": 20**-0.5, "softcap": 3.0} if later else {}
     for n in range(2):
         rows = applied(tensors, f"layers.{n}.self_attn.qkv_proj", x)
         query, key, value = sections(rows, G)
@@ -105,7 +105,7 @@ def test_gemma_original(generation: str) -> None:
             circuit=(value, tensors[f"layers.{n}.self_attn.o_proj.weight"]),
             causal=True,
             window="4" if windowed else None,
-            **told,
+            **facts,
         )
 
 
@@ -259,7 +259,7 @@ def test_transformer_lens_without_its_configuration(kind: str) -> None:
 @pytest.mark.parametrize("rotary", [True, False])
 @pytest.mark.parametrize("adapted", [True, False])
 def test_zamba2(adapted: bool, rotary: bool) -> None:
-    """The embeddings stand beside the residual stream; some layers share a block of attention."""
+    """The embeddings lie next to the residual stream; some layers share a block of attention."""
     tensors, width, stem = Tensors(), H * R // 2, "model.layers.{}.shared_transformer"
     for n in (1, 4):
         name = stem.format(n) + ".self_attn.{}_proj"

@@ -35,7 +35,7 @@ def test_other_keys_are_noticed(name: str, change: str, tmp_path: Path) -> None:
 
 def test_what_pytorch_attends_with_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save(FURTHER["nemotron-asr"], tmp_path).eval()
-    given: list[Any] = []
+    inputs: list[Any] = []
     heard: list[Any] = []
     attend = torch.nn.functional.scaled_dot_product_attention
 
@@ -45,13 +45,13 @@ def test_what_pytorch_attends_with_is_read(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
     for layer in model.layers:
-        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     with torch.no_grad():
         model(input_features=torch.randn(2, 96, 16))
     blocks = wqk.open(tmp_path)
-    assert len(blocks) == len(heard) == len(given) == 2
+    assert len(blocks) == len(heard) == len(inputs) == 2
     for layer, block, x, (query, key, scale) in zip(
-        model.layers, blocks, given, heard, strict=True
+        model.layers, blocks, inputs, heard, strict=True
     ):
         queries = query - layer.self_attn.bias_u[None, :, None].detach()
         keys = key.repeat_interleave(block.head_count // key.shape[1], 1)
@@ -66,7 +66,7 @@ def test_what_chunks_attend_with_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     model = save(FURTHER["gemma4-audio"], tmp_path).eval()
     capped: list[Any] = []
     tanh = torch.tanh
-    monkeypatch.setattr(torch, "tanh", lambda given: capped.append(given) or tanh(given))
+    monkeypatch.setattr(torch, "tanh", lambda scores: capped.append(scores) or tanh(scores))
     x, past = torch.randn(1, 6, 32), 4
     for layer, block in zip(model.layers, wqk.open(tmp_path), strict=True):
         with torch.no_grad():
@@ -75,8 +75,8 @@ def test_what_chunks_attend_with_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         logits = tanh(capped.pop()[0, :, 0, :6, past : past + 6]) * block.plan.softcap
         np.testing.assert_allclose(block.logits(x[0].numpy(), x[0].numpy()), logits, rtol=1e-4)
         plan, module = block.plan, f"layers.{block.plan.layer}.self_attn"
-        told = (plan.stack, plan.causal, str(plan.window), plan.position, plan.position_uses)
-        assert told == ("audio", True, "5", "relative", ("query",))
+        facts = (plan.stack, plan.causal, str(plan.window), plan.position, plan.position_uses)
+        assert facts == ("audio", True, "5", "relative", ("query",))
         assert plan.value.tensor == f"{module}.v_proj.linear.weight"
         assert plan.output.tensor == f"{module}.post.linear.weight"
         norm = plan.query.input_norm

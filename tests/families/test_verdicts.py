@@ -1,4 +1,4 @@
-"""What is said of a form: beside its model, and where positions, mask and scale are not known."""
+"""Verdicts about a form: next to its model, and with unknown positions, mask and scale."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ key = "layers.{layer}.self_attn.KEY"
 TOLD = [architecture for architecture in FURTHER.values() if architecture.told]
 
 
-@pytest.mark.parametrize("architecture", TOLD, ids=lambda one: str(one.name))
+@pytest.mark.parametrize("architecture", TOLD, ids=lambda case: str(case.name))
 def test_each_attention_of_a_model_is_told(architecture: Architecture, tmp_path: Path) -> None:
     model = save(architecture, tmp_path)
-    found = []
+    lines = []
     for plan, block in zip(wqk.open(tmp_path).plans, verify(tmp_path).blocks, strict=True):
         heads = f"{plan.query.heads} over {plan.key.heads} heads"
         more = [f"window {plan.window}"] * (plan.window is not None) + [*plan.statuses]
         place = f"{plan.stack} {plan.kind} {plan.layer}"
-        found.append(f"{place}: {', '.join([heads, *more])}: {block.verdict}")
-    assert found == architecture.told
+        lines.append(f"{place}: {', '.join([heads, *more])}: {block.verdict}")
+    assert lines == architecture.told
     prove_live(architecture, model, tmp_path)
     prove_variety(tmp_path)
 
@@ -62,7 +62,7 @@ def guess(folder: Path, query: str = "q_proj", key: str = "k_proj", more: str = 
 
 
 @pytest.mark.parametrize(
-    ("difference", "form", "described", "said"),
+    ("difference", "form", "described", "message"),
     [
         (1e-12, None, True, "give the model's own attention: largest difference of a probability "),
         (0.1, 1e-12, False, "right, apart from positions"),
@@ -71,12 +71,14 @@ def guess(folder: Path, query: str = "q_proj", key: str = "k_proj", more: str = 
         (None, None, True, "Not every attention could be compared"),
     ],
 )
-def test_the_last_line_says_the_worst(difference, form, described, said):
+def test_the_last_line_says_the_worst(difference, form, described, message):
     right = VerifiedBlock("s", "self", 0, 0, 1e-12, None, 0.5, 1e-9, 1.0, 2.0, True)
-    other = VerifiedBlock("s", "self", 1, 0, difference, form, 0.5, 1e-9, 1.0, 2.0, described)
-    found = Verification("m", "f", (right, other))
-    assert said in found.result
-    assert " ".join(str(found).split()).endswith(found.result)
+    second_block = VerifiedBlock(
+        "s", "self", 1, 0, difference, form, 0.5, 1e-9, 1.0, 2.0, described
+    )
+    verification = Verification("m", "f", (right, second_block))
+    assert message in verification.result
+    assert " ".join(str(verification).split()).endswith(verification.result)
 
 
 def test_a_right_form_is_right_apart_from_what_is_not_known(llama: Path) -> None:
@@ -103,16 +105,16 @@ def test_a_wrong_form_is_wrong(llama: Path, query: str, key: str) -> None:
 
 
 def test_too_few_heads_do_not_fit_their_width(llama: Path) -> None:
-    few = 'heads = "wrong"\nkey_heads = "wrong"\ndefaults = { wrong = 2 }'
-    path = guess(llama, "q_proj", "k_proj", few)
-    told = refuse("verify", llama, "--family", path)
-    assert "32 rows do not fit 2 query heads of width 8" in told
+    heads_in_rule = 'heads = "wrong"\nkey_heads = "wrong"\ndefaults = { wrong = 2 }'
+    path = guess(llama, "q_proj", "k_proj", heads_in_rule)
+    message = refuse("verify", llama, "--family", path)
+    assert "32 rows do not fit 2 query heads of width 8" in message
 
 
 def test_a_right_form_with_wrong_positions_is_told_from_a_wrong_form(llama: Path) -> None:
-    known = GUESS.replace('guess = "guessed by hand"', "causal = true")
+    family = GUESS.replace('guess = "guessed by hand"', "causal = true")
     path = llama / "known.toml"
-    path.write_text(known.replace("QUERY", "q_proj").replace("KEY", "k_proj"), encoding="utf-8")
+    path.write_text(family.replace("QUERY", "q_proj").replace("KEY", "k_proj"), encoding="utf-8")
     result = verify(wqk.open(llama, family=path))
     assert not result.ok
     assert result.verdict == "only form right"
@@ -160,7 +162,7 @@ def test_products_are_compared_up_to_a_factor_and_biases() -> None:
         Bilinear(2).products(x, y),
     ):
         assert (difference(wrong.reshape(6, 5, 7), x, y) or 0) > 0.1
-    # Nothing is said of a product of another size, or one that is the same for all keys.
+    # No verdict about a product of another size, or a product that is equal for all keys.
     assert difference(product[:, :1].reshape(3, 5, 7), x, y) is None
     assert difference(np.zeros((6, 5, 7)), x, y) is None
     # Inputs and products of packed texts, and inputs whose tokens come first.

@@ -60,11 +60,11 @@ def test_pairing_heads_with_the_wrong_key_heads_fails(tmp_path, monkeypatch):
     assert verify(tmp_path).ok
 
     def paired_modulo(attention: Block) -> BilinearForm:
-        own, other = attention.query_key
-        heads, width, d_query = own.weight.shape
+        query_side, key_side = attention.query_key
+        heads, width, d_query = query_side.weight.shape
         groups = attention.key_head_count
-        query = own.weight.reshape(heads // groups, groups, width, d_query)
-        key = other.weight[:, None].swapaxes(-1, -2)
+        query = query_side.weight.reshape(heads // groups, groups, width, d_query)
+        key = key_side.weight[:, None].swapaxes(-1, -2)
         return BilinearForm(query.swapaxes(0, 1).swapaxes(-1, -2), key)
 
     monkeypatch.setattr(Block, "groups", property(paired_modulo))

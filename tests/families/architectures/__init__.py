@@ -1,7 +1,7 @@
 """The models that prove the families: each a name, a class and a tiny configuration.
 
-They are tables of the TOML files here. A table at any depth may be `like` others, whose keys it has
-beside its own; a key among its `none` is None.
+They are tables of the TOML files here. A table at any depth may be `like` others: the table has the
+keys of the others, too. A key among its `none` is None.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Architecture:
         Whether some queries or keys are projected from what a norm with a gain puts out; not where
         positions are added in between, or where norms come after attention.
     told
-        Of models beside those of the proofs: what is told of each attention that is verified.
+        For models that the proofs leave out: the lines about each attention that is verified.
     mixers
         Their layers without a softmax, by the kind.
     """
@@ -62,9 +62,11 @@ class Architecture:
 def whole(table: dict[str, Any]) -> dict[str, Any]:
     """A table with what it shares with others."""
     like, none = (table.get(key, "").split() for key in ("like", "none"))
-    own = {key: whole(v) if isinstance(v, dict) else v for key, v in table.items()}
-    own = {key: v for key, v in own.items() if key not in ("like", "none")} | dict.fromkeys(none)
-    return reduce(or_, (whole(SHARED[name]) for name in like), {}) | own
+    entries = {key: whole(v) if isinstance(v, dict) else v for key, v in table.items()}
+    entries = {key: v for key, v in entries.items() if key not in ("like", "none")} | dict.fromkeys(
+        none
+    )
+    return reduce(or_, (whole(SHARED[name]) for name in like), {}) | entries
 
 
 def read(file: str) -> dict[str, Any]:
