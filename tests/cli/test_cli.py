@@ -103,6 +103,16 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def test_a_pipe_that_is_closed_gets_no_message_at_the_end() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "wqk", "explain", ENCODER], stdout=writes, stderr=subprocess.PIPE
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_messages_into_a_pipe_that_closes_early_are_no_other_status(tmp_path: Path) -> None:
     """Status 1 is reserved for comparisons that found a difference."""
     reads, writes = os.pipe()
