@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +276,19 @@ def test_without_a_file_the_tables_go_with_the_monitor() -> None:
     folder = monitor._scores.parent
     del monitor
     assert not folder.exists()
+
+
+def test_logits_that_cannot_be_written_are_a_warning(caplog, monkeypatch) -> None:
+    model = bert()
+    monitor = wqk.Monitor(model, every=1, logits=True)
+    monitor(0)
+    with monkeypatch.context() as patch:
+        full = failing(OSError(28, "No space left on device"))
+        patch.setattr("wqk.live.monitor.replace_last_lines", full)
+        model(input_ids=torch.arange(6)[None])
+        monitor(1)
+    assert re.search("wqk.Monitor: step 0 has no logits: .*No space left", caplog.text)
+    assert sorted(set(monitor.table.frame["step"])) == [0, 1]
 
 
 def test_an_alarm_names_the_heads_beyond_a_limit(caplog) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,22 @@ def test_what_is_wrong_is_seen() -> None:
             values = load_values(checkpoint, attention.plan)
             rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
             assert bilinear_scores.mixing_error(use, rolled) > 1e-3
+
+
+def test_each_statement_has_its_own_measure() -> None:
+    with built("bert") as model:
+        use = uses_of(model, batch_for(model))[0]
+    evidence: Any = SimpleNamespace(sample=lambda measure: measure(use, 0))
+    measured = {
+        name: bilinear_scores.MEASURES[name](evidence)
+        for name in ("bilinear", "order", "order_of_layer")
+    }
+    errors = bilinear_scores.form_error(use), bilinear_scores.attention_error(use)
+    assert [measured["bilinear"][name] for name in ("form", "attention")] == [*errors]
+    assert measured["order"] == {"alike": bilinear_scores.same_order(use)}
+    # The heads' mean scores and shares, of all pairs of keys; the measure draws some.
+    means = bilinear_scores.plain_scores(use).mean(axis=1), use.probabilities.mean(axis=1)
+    products = np.prod([mean[..., None] - mean[..., None, :] for mean in means], axis=0)
+    expected = (products > 0).sum() / (products != 0).sum()
+    assert measured["order_of_layer"]["alike"] == pytest.approx(expected, abs=0.03)
+    assert abs(measured["order"]["alike"] - expected) > 0.06
