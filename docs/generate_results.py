@@ -267,18 +267,21 @@ def than_random() -> str:
 
 def part_alone(mode: str, part: str) -> str:
     """Return the verdicts on a part of encoders or decoders, each with its contrasts."""
-    outcomes = {claim.contrast: (claim, verdict) for claim, verdict, _ in verdicts(PARTS)}
+    outcomes = {outcome[0].contrast: outcome for outcome in verdicts(PARTS)}
     contrasts_by_phrase: dict[str, list[str]] = {}
     undecided = []
     for model in RERUN:
-        claim, verdict = outcomes[f"{model}-{part}"]
-        if not model.endswith(mode) or verdict == "not run":
+        claim, verdict, result = outcomes[f"{model}-{part}"]
+        if not model.endswith(mode) or result is None:
             continue
+        contrast = f"`{claim.contrast}`"
         if verdict == "undecided":
-            undecided.append(f"`{claim.contrast}`")
-        else:
-            phrase = THAN_RANDOM[claim.predicts, verdict]
-            contrasts_by_phrase.setdefault(phrase, []).append(f"`{claim.contrast}`")
+            undecided.append(contrast)
+            continue
+        if result.borrows:
+            contrast += " by borrowed variance"
+        phrase = THAN_RANDOM[claim.predicts, verdict]
+        contrasts_by_phrase.setdefault(phrase, []).append(contrast)
     if not contrasts_by_phrase:
         return f"{UNDECIDED} ({', '.join(undecided)})"
     phrases = []
