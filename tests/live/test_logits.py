@@ -72,9 +72,13 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+# Towers whose patches have rotary positions of rows and columns.
+TOWERS = ("qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision", "dinov3_vit", "sam3_vit_model")
+
+
 def prove(model: Any, inputs: dict[str, Any] | None = None) -> None:
     """Compare all measures of all blocks, in float64, with those of the model's own softmax."""
-    meter, logits, seen = measured(model, given=inputs)
+    meter, logits, seen = measured(model, inputs=inputs)
     assert not logits.missing
     for plan in meter.plans:
         place = plan.place
@@ -93,6 +97,13 @@ def test_measured_logits_are_those_of_the_model_s_own_softmax(name: str) -> None
 @pytest.mark.parametrize("model_type", OWN)
 def test_they_are_where_masks_or_blocks_of_tokens_are_a_module_s_own(model_type: str) -> None:
     model = derived(model_type, OWN[model_type])
+    prove(model, inputs=fed(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_they_are_in_towers_with_positions_on_two_axes(model_type: str) -> None:
+    model = derived(model_type, {})
     prove(model, inputs=fed(model))
 
 
