@@ -148,10 +148,10 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
     """Complete the attributes of the pages that were written."""
     for page in Path(app.outdir).rglob("*.html") if exception is None else ():
         text = before = page.read_text(encoding="utf-8")
-        for found, replacement in ACCESSIBLE.items():
-            text = text.replace(found, replacement)
+        for markup, replacement in ACCESSIBLE.items():
+            text = text.replace(markup, replacement)
         if 'class="scrolled"' not in text:
-            text = WIDE_PICTURE.sub(lambda found: SCROLLED.format(found[0]), text)
+            text = WIDE_PICTURE.sub(lambda match: SCROLLED.format(match[0]), text)
         text = EMPTY_HEADING.sub("<td></td>", text)
         if text != before:
             page.write_text(text, encoding="utf-8")

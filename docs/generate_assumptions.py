@@ -79,8 +79,10 @@ def table() -> list[str]:
         named = [verdict for verdict in VERDICTS if counts[verdict] or verdict == "holds"]
         shown = [f"{counts[verdict]} {verdict}" for verdict in named]
         tallies.append(f"{models}: {', '.join(shown)}")
-    others = len(STATEMENTS) - len(about_model)
-    counted = f"{others} statements about random matrices are not counted. {'; '.join(tallies)}."
+    count_of_random = len(STATEMENTS) - len(about_model)
+    counted = (
+        f"{count_of_random} statements about random matrices are not counted. {'; '.join(tallies)}."
+    )
     rows = [
         *textwrap.wrap(counted, 120),
         "",

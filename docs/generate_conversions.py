@@ -38,10 +38,10 @@ def rows() -> Iterator[str]:
         tensors, config = right(mistake.model)
         mistake.change(tensors, config)
         originals = StateDict(*right(mistake.model), "original")
-        found = same(originals, StateDict(tensors, config, "copy")).causes[0].mismatch
+        mismatch = same(originals, StateDict(tensors, config, "copy")).causes[0].mismatch
         threads = ", ".join(map(_link, mistake.threads)) or "–"
-        code = statement(found)
-        yield f"| {mistake.what} | {threads} | {_cell(found.reason)} | `{_cell(code)}` |"
+        code = statement(mismatch)
+        yield f"| {mistake.what} | {threads} | {_cell(mismatch.reason)} | `{_cell(code)}` |"
 
 
 def statement(mismatch: Mismatch) -> str:

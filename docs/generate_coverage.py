@@ -107,23 +107,23 @@ def outcomes() -> tuple[str, list[dict[str, str]]]:
 
 def coverage() -> str:
     """The page, in Markdown."""
-    known = families()
+    family_by_name = families()
     version, rows = outcomes()
     counted = Counter(row["outcome"] for row in rows)
-    types = sum(len(family.model_types) for family in known.values())
+    types = sum(len(family.model_types) for family in family_by_name.values())
     reasons: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
-    for family in known.values():
+    for family in family_by_name.values():
         for rule in family.attention:
             where = f"`{family.name}` {rule.stack} {rule.kind}"
             for text, gathered in ((_reason(rule), reasons), (rule.note, notes)):
                 if text and where not in gathered.setdefault(text, []):
                     gathered[text].append(where)
-    refused = {family.name: family.refusal for family in known.values() if family.refusal}
+    refused = {family.name: family.refusal for family in family_by_name.values() if family.refusal}
     parts = [
         HEAD.format(
             types=types,
-            families=len(known),
+            families=len(family_by_name),
             version=version,
             all=len(rows),
             counts="".join(
@@ -143,7 +143,9 @@ def coverage() -> str:
         "## Published configurations\n",
         _published({row["type"] for row in rows}),
         "## Attention, by family\n",
-        _folded(f"{len(known)} families", _table(COLUMNS, _attention_rows(known))),
+        _folded(
+            f"{len(family_by_name)} families", _table(COLUMNS, _attention_rows(family_by_name))
+        ),
         *_gguf(),
         "## Why some forms are partial\n",
         _folded("Reasons, with families", _list(reasons)),
@@ -168,8 +170,8 @@ def _gguf() -> Iterator[str]:
         window = code.get("window", {}).get("kind", "")
         turned = "" if refused else code.get("rotary", "")
         mark = "yes" if name in converted else ""
-        told = (turned, window, mark, "refused" if refused else "read", refused)
-        rows.append((f"`{name}`", family.name if family else "", *told))
+        facts = (turned, window, mark, "refused" if refused else "read", refused)
+        rows.append((f"`{name}`", family.name if family else "", *facts))
     read = sum(row[-2] == "read" for row in rows)
     yield GGUF.format(all=len(rows), commit=commit()[:9], read=read, refused=len(rows) - read)
     columns = ("architecture", "family", "rotary", "window", "converted", "outcome", "why")
@@ -183,9 +185,9 @@ def _published(types: set[str]) -> str:
     for line in lines:
         kind, place = line["config"]["model_type"], line["repository"]
         family = family_of_type(kind)
-        told = NO_CODE if family is None else f"read, not run: {NO_CODE.partition(',')[0]}"
-        told = f"refused: {family.refusal}" if family and family.refusal else told
-        outcome = "proven" if kind in types else told
+        reading = NO_CODE if family is None else f"read, not run: {NO_CODE.partition(',')[0]}"
+        reading = f"refused: {family.refusal}" if family and family.refusal else reading
+        outcome = "proven" if kind in types else reading
         link = f"[{place}](https://github.com/{place}/tree/{line['commit']})"
         rows.append((line["model"], f"`{kind}`", outcome, link))
     proven = sum(row[2] == "proven" for row in rows)

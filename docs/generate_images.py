@@ -44,10 +44,12 @@ def recorded(folder: Path) -> Sources:
     for start in STARTS:
         for seed in range(1, 6):
             name = f"{start}-{seed}"
-            given = recipe | {"mode": "encoder", "init": start, "seed": seed}
-            run = create_run(folder / name, {"recipe": given, "corpus": {"folder": "wikipedia"}})
-            own = losses.filter(start=start, seed=seed).drop("start", "seed")
-            append_lines(run.folder / METRICS, *own.sort("step").to_dicts())
+            recipe_of_run = recipe | {"mode": "encoder", "init": start, "seed": seed}
+            run = create_run(
+                folder / name, {"recipe": recipe_of_run, "corpus": {"folder": "wikipedia"}}
+            )
+            losses_of_run = losses.filter(start=start, seed=seed).drop("start", "seed")
+            append_lines(run.folder / METRICS, *losses_of_run.sort("step").to_dicts())
             shared = dict.fromkeys(SCHEMA) | {
                 "checkpoint": name,
                 "stack": "encoder",
@@ -85,7 +87,7 @@ def doses() -> pl.DataFrame:
         "value_ratio": (value.fill_null(1), norm),
     }
     return pl.concat(
-        runs.filter(other.is_null()).select(
+        runs.filter(other_factor.is_null()).select(
             pl.lit(scale).alias("scale"),
             pl.col("init").alias("start"),
             factor.cast(pl.Float64).alias("factor"),
@@ -95,7 +97,7 @@ def doses() -> pl.DataFrame:
             pl.lit(3.0).alias("level"),
             pl.col("first_below_3").cast(pl.Float64).alias("first_below"),
         )
-        for scale, (factor, other) in scales.items()
+        for scale, (factor, other_factor) in scales.items()
     )
 
 
@@ -144,8 +146,8 @@ def main(pair: str = "") -> None:
     if pair:
         runs = read_sources(f"{pair}/encoder", f"{pair}/decoder")
         save_figure(draw("fig3", runs), IMAGES / "fig3.png")
-        both = replace(runs, published=True)
-        save_figure(draw("s3", both), IMAGES / "figs3.png")
+        with_published = replace(runs, published=True)
+        save_figure(draw("s3", with_published), IMAGES / "figs3.png")
     with TemporaryDirectory() as folder:
         runs = recorded(Path(folder))
         save_figure(draw("s5", runs), IMAGES / "figs5.png")

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 def rows(layout: QuantizedFormat) -> Iterator[tuple[str, str]]:
     """Effects of one format, and what has them; a key without an effect is only counted."""
     for effect in Effect:
-        found = [
+        entries = [
             f"`{companion.ending.lstrip('.')}` ({companion.meaning}"
             + (f"; {companion.required})" if companion.required else ")")
             for companion in layout.companions
             if companion.effect is effect and companion.ending
         ]
-        found += [f"`{key.name}`" for key in layout.keys if key.effect is effect]
+        entries += [f"`{key.name}`" for key in layout.keys if key.effect is effect]
         if effect is Effect.NONE:
             keys = [key for key in layout.keys if key.effect is effect]
-            found = found[: len(found) - len(keys)]
+            entries = entries[: len(entries) - len(keys)]
             if keys:
-                found.append(f"{len(keys)} keys of calibration, kernels and inputs")
-        if found:
-            yield effect.value, ", ".join(found)
+                entries.append(f"{len(keys)} keys of calibration, kernels and inputs")
+        if entries:
+            yield effect.value, ", ".join(entries)
 
 
 def write(path: Path) -> None:

@@ -220,8 +220,8 @@ def regenerated(name: str, text: str) -> str:
     page = PAGES[name]
     for title, table in page.tables.items():
         begin, end = f"<!-- {title}: begin -->", f"<!-- {title}: end -->"
-        before, rest = text.split(begin)
-        after = rest.split(end)[1]
+        before, old_table_and_after = text.split(begin)
+        after = old_table_and_after.split(end)[1]
         text = "\n".join([before + begin, "", *table(), "", end + after])
     if baseless := unnamed(text, page.names()):
         raise RunError(f"bold, and no measured contrast named: {'; '.join(baseless)}")

@@ -19,13 +19,13 @@ def table() -> str:
     context = click.Context(command, info_name="wqk")
     for name in (name for names in SECTIONS.values() for name in names if name != "lab"):
         verb = command.verbs[name]
-        words = [w for w in verb.collect_usage_pieces(context) if w != "[OPTIONS]"]
-        words += [
+        arguments = [w for w in verb.collect_usage_pieces(context) if w != "[OPTIONS]"]
+        arguments += [
             f"{option.opts[-1]} {option.make_metavar(context)}"
             for option in verb.params
             if isinstance(option, click.Option) and option.required
         ]
-        usage = " ".join(["wqk", name, *words]).replace("|", r"\|")
+        usage = " ".join(["wqk", name, *arguments]).replace("|", r"\|")
         lines.append(f"| `{usage}` | {command.verbs.summary(name).removesuffix('.')} |")
     laboratory = ", ".join(f"`{name}`" for name in LABORATORY)
     summary = command.verbs.summary("lab").removesuffix(".")

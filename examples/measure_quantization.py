@@ -61,19 +61,21 @@ def compensated(weight: torch.Tensor, inputs: torch.Tensor, bits: int) -> Rounde
     second = inputs.T.double() @ inputs.double()
     second += 0.01 * second.diagonal().mean() * torch.eye(len(second))
     upper = torch.linalg.cholesky(torch.linalg.inv(second), upper=True)
-    left, values = weight.double().clone(), torch.zeros_like(weight)
+    remaining, values = weight.double().clone(), torch.zeros_like(weight)
     scales, zeros = torch.zeros(2, len(weight), weight.shape[1] // GROUP).double()
     for at in range(weight.shape[1]):
         group = at // GROUP
         if at % GROUP == 0:
-            own = left[:, at : at + GROUP]
-            low, high = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+            group_of_columns = remaining[:, at : at + GROUP]
+            low, high = group_of_columns.amin(1).clamp(max=0), group_of_columns.amax(1).clamp(min=0)
             scales[:, group] = ((high - low) / (2**bits - 1)).half().double()
             zeros[:, group] = (-low / scales[:, group]).round().clamp(1, 2**bits - 1)
         step, zero = scales[:, group], zeros[:, group]
-        values[:, at] = ((left[:, at] / step + zero).round().clamp(0, 2**bits - 1) - zero) * step
-        error = (left[:, at] - values[:, at]) / upper[at, at]
-        left[:, at + 1 :] -= error[:, None] * upper[at, at + 1 :]
+        values[:, at] = (
+            (remaining[:, at] / step + zero).round().clamp(0, 2**bits - 1) - zero
+        ) * step
+        error = (remaining[:, at] - values[:, at]) / upper[at, at]
+        remaining[:, at + 1 :] -= error[:, None] * upper[at, at + 1 :]
     group_of = torch.arange(weight.shape[1]) // GROUP
     _, (_, stored, again, configuration) = gptq_stored(
         values, scales.float(), zeros.float(), group_of, bits, False
@@ -90,26 +92,26 @@ def finer(
     which whatever makes the inputs has to be divided.
     """
     size = inputs.abs().mean(0)
-    found = []
+    candidates = []
     for power in torch.linspace(0, 1, 21):
         factors = size**power
         factors = factors / (factors.max() * factors.min()).sqrt()
         rounded = {}
         for name, weight in weights.items():
-            ((_, *one),) = awq(weight * factors)
-            rounded[name] = (one[0], one[1].float(), one[2])
+            ((_, *rounding),) = awq(weight * factors)
+            rounded[name] = (rounding[0], rounding[1].float(), rounding[2])
         errors = (
-            (inputs @ (one[1] / factors - weights[n]).T).square().sum()
-            for n, one in rounded.items()
+            (inputs @ (rounding[1] / factors - weights[n]).T).square().sum()
+            for n, rounding in rounded.items()
         )
-        found.append((float(sum(errors)), rounded, factors))
-    _, rounded, factors = min(found, key=lambda one: one[0])
+        candidates.append((float(sum(errors)), rounded, factors))
+    _, rounded, factors = min(candidates, key=lambda candidate: candidate[0])
     return rounded, factors
 
 
 def scores_of(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
     """The scores (B, H, N, N) of every layer, less the mean of what a token sees."""
-    found = []
+    scores_of_layers = []
 
     def keep(
         module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float = 1.0, **_: Any
@@ -119,7 +121,7 @@ def scores_of(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
         seen = seen.tril() if module.is_causal else seen
         mean = scores.where(seen, 0).sum(-1, keepdim=True) / seen.sum(-1)[:, None]
-        found.append((scores - mean).where(seen, 0))
+        scores_of_layers.append((scores - mean).where(seen, 0))
         attention = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         return (attention @ value).transpose(1, 2).contiguous(), None
 
@@ -127,7 +129,7 @@ def scores_of(model: Any, tokens: torch.Tensor) -> list[torch.Tensor]:
     model.set_attn_implementation("keep")
     with torch.no_grad():
         model(tokens)
-    return found
+    return scores_of_layers
 
 
 def texts(folder: Path, count: int) -> torch.Tensor:
@@ -140,15 +142,17 @@ def texts(folder: Path, count: int) -> torch.Tensor:
     if not causal and not about["architectures"][0].endswith("MaskedLM"):
         pages = [Path(__file__).parents[1] / name for name in ("README.md", "docs/log.md")]
         text = "\n".join(page.read_text() for page in pages)
-        found = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")["input_ids"]
-        return found[0, : count * TOKENS].reshape(count, TOKENS)
+        ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")["input_ids"]
+        return ids[0, : count * TOKENS].reshape(count, TOKENS)
     kind = AutoModelForCausalLM if causal else AutoModelForMaskedLM
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     if causal:
         start, tokens, barred = 1, torch.ones(count, TOKENS, dtype=torch.long), []
     else:
-        words = (folder / "vocab.txt").read_text().split("\n")
-        start, mask, barred = (words.index(f"[{one}]") for one in ("CLS", "MASK", "PAD"))
+        vocabulary = (folder / "vocab.txt").read_text().split("\n")
+        start, mask, barred = (
+            vocabulary.index(f"[{special}]") for special in ("CLS", "MASK", "PAD")
+        )
         tokens, barred = torch.full((count, TOKENS), mask), [start, mask, barred]
         tokens[:, 0] = start
     with torch.no_grad():
@@ -161,11 +165,11 @@ def texts(folder: Path, count: int) -> torch.Tensor:
 
 def inputs_of(model: Any, names: dict[str, str], tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the running model first feeds into each module, (N, I), under the weights' names."""
-    found: dict[str, torch.Tensor] = {}
+    inputs_by_name: dict[str, torch.Tensor] = {}
 
     def hook(name: str) -> Any:
-        def keep(_: Any, given: Any) -> None:
-            found.setdefault(name, given[0].flatten(0, -2))
+        def keep(_: Any, arguments: Any) -> None:
+            inputs_by_name.setdefault(name, arguments[0].flatten(0, -2))
 
         return keep
 
@@ -177,7 +181,7 @@ def inputs_of(model: Any, names: dict[str, str], tokens: torch.Tensor) -> dict[s
         model(tokens)
     for handle in handles:
         handle.remove()
-    return found
+    return inputs_by_name
 
 
 def written(
@@ -190,8 +194,8 @@ def written(
         config |= configuration
         stem = name.removesuffix("weight")
         plain = isinstance(parts, float)
-        under = {name: values} if plain else {stem + part: one for part, one in parts.items()}
-        stored |= {key: one.contiguous() for key, one in under.items()}
+        under = {name: values} if plain else {stem + part: array for part, array in parts.items()}
+        stored |= {key: array.contiguous() for key, array in under.items()}
     save_file(stored, copy / "model.safetensors")
     (copy / "config.json").write_text(json.dumps(config))
     return copy

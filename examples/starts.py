@@ -88,9 +88,9 @@ class Scores(torch.nn.Module):
         """The heads' outputs (B, N, H, R), from queries, keys and values (B, H, N, R)."""
         logits = query @ key.mT / query.shape[-1] ** 0.5
         if self.measured is not None:
-            own = logits.diagonal(dim1=-2, dim2=-1)
-            others = (logits.sum(-1) - own) / (BLOCK - 1)
-            self.measured.append((own - others).mean(dim=(0, 2)))
+            diagonal = logits.diagonal(dim1=-2, dim2=-1)
+            mean_of_others = (logits.sum(-1) - diagonal) / (BLOCK - 1)
+            self.measured.append((diagonal - mean_of_others).mean(dim=(0, 2)))
         arm = self.arm
         if (arm.even, arm.odd) != (1.0, 1.0):
             even, odd = (logits + logits.mT) / 2, (logits - logits.mT) / 2
@@ -252,14 +252,14 @@ def main() -> None:
     else:
         options.table.write_text(",".join(COLUMNS) + "\n")
     size = Size(options.layers, options.width)
-    wanted = [
+    missing_runs = [
         (name, seed, options.text, size)
         for seed in range(int(first), int(last or first) + 1)
         for name in options.arms
         if (name, seed) not in done
     ]
     with get_context("spawn").Pool(options.jobs) as pool:
-        for row in pool.imap_unordered(run, wanted):
+        for row in pool.imap_unordered(run, missing_runs):
             with options.table.open("a", newline="") as file:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
             print(", ".join(f"{name} {value}" for name, value in row.items()), file=sys.stderr)

@@ -30,8 +30,8 @@ def modules(library: Path) -> Iterator[Path]:
 def docstrings(module: Path) -> str:
     """All docstrings of a module, a blank line between any two."""
     nodes = ast.walk(ast.parse(module.read_bytes()))
-    found = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTED))
-    return "\n\n".join(text for text in found if text)
+    texts = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTED))
+    return "\n\n".join(text for text in texts if text)
 
 
 def main() -> None:
