@@ -17,7 +17,7 @@ import pytest
 from tests import small
 
 import wqk
-from wqk.errors import WqkError
+from wqk.errors import OutputError, WqkError
 from wqk.scanning.surveys.watch import watch
 from wqk.tables.score_table import read_table
 
@@ -142,6 +142,44 @@ def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(run: Path, out
     assert failures == [str(run / "checkpoint-20")]
     assert steps(table) == [30]
     assert len(table.metadata["failed"]) == 1
+
+
+def test_a_full_disk_is_named_and_the_watch_goes_on(run, out, monkeypatch):
+    from wqk.scanning.surveys import watch as module
+
+    reports: list[tuple[str, str]] = []
+    write = module.survey
+
+    def full(*arguments: Any, **options: Any) -> wqk.ScoreTable:
+        if reports:
+            return write(*arguments, **options)
+        raise OutputError(f"{out}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(module, "survey", full)
+    checkpoint(run, 10)
+    *_, table = watched(run, out, until=10, on_failure=lambda *report: reports.append(report))
+    assert steps(table) == [10]
+    ((place, reason),) = reports
+    assert place == str(out)
+    assert reason.endswith(f"; free space on the disk of {out}, or allow to write there")
+
+
+def test_a_full_disk_is_no_checkpoint_that_cannot_be_scored(run, monkeypatch):
+    from click.testing import CliRunner
+
+    from wqk.cli.verbs import watch as verb
+    from wqk.scanning.surveys import watch as module
+
+    def fails(*_: Any, on_failure: Any, **__: Any) -> Iterator[wqk.ScoreTable]:
+        on_failure(str(run / module.WATCHED), "the disk is full")
+        on_failure(str(run / "checkpoint-10"), "query: NaN")
+        return iter(())
+
+    monkeypatch.setattr(module, "watch", fails)
+    lines = CliRunner().invoke(verb, [str(run)]).stderr.splitlines()
+    tries = "the watch tries again every 10 seconds"
+    assert f"no scores were written: the disk is full; {tries}" in lines[-2]
+    assert "checkpoint-10 cannot be scored" in lines[-1]
 
 
 def test_an_unexpected_error_does_not_end_a_watch(run, out, monkeypatch):

@@ -335,10 +335,14 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     def wait(folder: str, reason: str) -> None:
         display.say(f"{folder} is not complete yet: {reason}")
 
-    def fail(folder: str, reason: str) -> None:
-        display.say(f"{folder} cannot be scored, and is tried again once it changes: {reason}")
-
     every = f"{options['every']:g} seconds"
+
+    def fail(place: str, reason: str) -> None:
+        if place == str(folder):
+            display.say(f"no scores were written: {reason}; the watch tries again every {every}")
+        else:
+            display.say(f"{place} cannot be scored, and is tried again once it changes: {reason}")
+
     display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
     try:
         if live:

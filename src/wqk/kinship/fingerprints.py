@@ -301,12 +301,16 @@ def _grams(products: np.ndarray, units: np.ndarray) -> np.ndarray:
     """AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
     dimensions = _compared_dimensions(units)
     count, within = dimensions.shape
-    flat = dimensions.ravel()
-    grams = products.swapaxes(0, 1)[..., flat[:, None], flat]
-    grams = grams.reshape(len(grams), 3, count, within, count, within).swapaxes(3, 4)
-    off_diagonal = 1 - np.eye(count, dtype=grams.dtype)[:, :, None, None]
-    norms = np.sqrt(np.square(grams * off_diagonal).sum(axis=(2, 3, 4, 5), keepdims=True))
-    return np.asarray(grams / np.where(norms > 0, norms, np.inf), np.float32)
+    compared = dimensions.ravel()
+    by_head = products.swapaxes(0, 1)
+    grams = by_head[..., compared[:, None], compared]
+    grams = grams.reshape(len(grams), 3, count, within, count, within)
+    grams = grams.swapaxes(3, 4)
+    off_diagonal = 1 - np.eye(count, dtype=grams.dtype)
+    entries = grams * off_diagonal[:, :, None, None]
+    norms = np.sqrt(np.square(entries).sum(axis=(2, 3, 4, 5), keepdims=True))
+    divisors = np.where(norms > 0, norms, np.inf)
+    return np.asarray(grams / divisors, np.float32)
 
 
 def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -314,11 +318,16 @@ def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
     ``queries`` are AᵀA of each head, (H, R, R), and ``keys`` BᵀB of each key head, (G, R, R).
     """
-    roots = root_of(keys.astype(np.float64)).repeat(len(queries) // len(keys), axis=0)
-    squares = np.linalg.eigvalsh(roots @ queries.astype(np.float64) @ roots.swapaxes(-1, -2))
-    spectra = np.sqrt(squares[:, ::-1].clip(min=0))
+    heads_per_key_head = len(queries) // len(keys)
+    roots = root_of(keys.astype(np.float64))
+    roots = roots.repeat(heads_per_key_head, axis=0)
+    products = roots @ queries.astype(np.float64) @ roots.swapaxes(-1, -2)
+    ascending = np.linalg.eigvalsh(products)
+    squares = ascending[:, ::-1].clip(min=0)  # rounding leaves small negative ones
+    spectra = np.sqrt(squares)
     norms = np.linalg.norm(spectra, axis=1, keepdims=True)
-    return np.asarray(spectra / np.where(norms > 0, norms, 1.0), np.float32)
+    divisors = np.where(norms > 0, norms, 1.0)
+    return np.asarray(spectra / divisors, np.float32)
 
 
 def spectral_closeness(

@@ -455,12 +455,16 @@ def agreements(grams: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "grou
 
     Heads that share a key head change their signs together. The sum has standard deviation 1.
     """
-    products = np.einsum("hkuvij,hkuvij->huv", grams, block.grams)
-    products = products.reshape(block.key_heads, -1, *products.shape[1:]).sum(axis=1)
+    by_head = np.einsum("hkuvij,hkuvij->huv", grams, block.grams)
+    by_group = by_head.reshape(block.key_heads, -1, *by_head.shape[1:])
+    products = by_group.sum(axis=1)
     products = (products + products.swapaxes(-1, -2)) / 2
-    products[:, np.eye(products.shape[-1], dtype=bool)] = 0
+    is_diagonal = np.eye(products.shape[-1], dtype=bool)
+    products[:, is_diagonal] = 0
     spread = np.sqrt(2 * np.square(products).sum())
-    return np.asarray(products / spread if spread > 0 else products, np.float32)
+    if spread > 0:
+        products = products / spread
+    return np.asarray(products, np.float32)
 
 
 def _directions(block: Fingerprint) -> list[np.ndarray]:
@@ -519,8 +523,10 @@ def _joined(shares: Float[np.ndarray, "tests n"], totals: Float[np.ndarray, "tes
     """
     smallest = shares.min(axis=0)
     spread = totals.std(axis=1, keepdims=True)
-    deviations = (totals - totals.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
-    farthest = np.where(shares == smallest, deviations, -np.inf).max(axis=0)
+    divisors = np.where(spread > 0, spread, 1.0)
+    deviations = (totals - totals.mean(axis=1, keepdims=True)) / divisors
+    deviations_of_smallest = np.where(shares == smallest, deviations, -np.inf)
+    farthest = deviations_of_smallest.max(axis=0)
     is_smaller = smallest < smallest[0]
     is_as_far = (smallest == smallest[0]) & (farthest >= farthest[0] - 1e-3)
     return float(np.mean(is_smaller | is_as_far))

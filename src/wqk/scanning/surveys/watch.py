@@ -59,9 +59,9 @@ def watch(
     A checkpoint is complete when all its tensors exist and its files have not changed between two
     looks; a distributed one has its ``.metadata`` then. The scores are a survey's, in ``out``: an
     interruption loses nothing, the next call resumes, and checkpoints that the trainer has deleted
-    since keep their rows. One that cannot be scored, such as after a divergence, is among the
-    table's ``failed`` ones, and is tried again once its files change; nothing that happens to one
-    checkpoint ends the watch.
+    since keep their rows. A checkpoint that cannot be scored, such as after a divergence, is among
+    the table's ``failed`` ones, and is tried again once its files change. Neither a failing
+    checkpoint nor a full disk ends the watch.
 
     Parameters
     ----------
@@ -83,7 +83,8 @@ def watch(
         Called once for each incomplete checkpoint, with its folder and the reason; and at the
         start if there is no run yet.
     on_failure
-        Called for each complete checkpoint that cannot be scored, with its folder and the reason.
+        Called for each complete checkpoint that cannot be scored, with its folder and the reason;
+        and with ``out``, if the scores cannot be written. The next look then tries again.
 
     Yields
     ------
@@ -122,27 +123,28 @@ def _watched(
     on_wait: Callable[[str, str], None] | None,
     on_failure: Callable[[str, str], None] | None,
 ) -> Iterator[ScoreTable]:
+    """Look at a run, and yield the table each time that it has grown."""
     scores = out / "scores.parquet"
     looks: dict[str, str | None] = {}
     reported: set[tuple[str, str]] = set()
     done: set[str] = set()
     failed: dict[str, str | None] = {}  # and the files that they had
     if scores.exists():
-        known = read_table(scores)
-        done = set(known.frame["checkpoint"].unique())
-        failed = {entry["checkpoint"]: None for entry in known.metadata.get("failed") or ()}
+        earlier = read_table(scores)
+        done = set(earlier.frame["checkpoint"].unique())
+        failed = {entry["checkpoint"]: None for entry in earlier.metadata.get("failed") or ()}
 
-    def tell(how: Callable[[str, str], None] | None, folder: str, error: Exception) -> None:
+    def report(callback: Callable[[str, str], None] | None, folder: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, WqkError) else f"unexpected {all_lines(error)}"
-        if (folder, reason) not in reported and how:
-            how(folder, reason)
+        if (folder, reason) not in reported and callback:
+            callback(folder, reason)
         reported.add((folder, reason))
 
     if on_wait and not _exists(run):
         on_wait(run, "there is no such folder")
     while True:
         ready = []
-        for folder in _steps_now(run, partial(tell, on_wait)):
+        for folder in _steps_now(run, partial(report, on_wait)):
             if folder in done:
                 continue
             try:
@@ -151,8 +153,8 @@ def _watched(
                 if files is None or files != before or files == failed.get(folder):
                     continue
                 open_model(folder)
-            except Exception as error:  # whatever one checkpoint holds, others follow
-                tell(on_wait, folder, error)
+            except Exception as error:  # no checkpoint ends the watch of the next ones
+                report(on_wait, folder, error)
                 continue
             ready.append(folder)
         if ready:
@@ -162,8 +164,13 @@ def _watched(
             names = sorted({*done, *kept, *ready}, key=_step)
             try:
                 table = scored(names, retry=retry)
-            except Exception as error:  # such as a full disk; the next look tries again
-                tell(on_failure, str(out), error)
+            except OutputError as error:  # such as a full disk; the next look tries again
+                advice = f"free space on the disk of {out}, or allow to write there"
+                report(on_failure, str(out), OutputError(f"{error}; {advice}"))
+                time.sleep(every)
+                continue
+            except Exception as error:
+                report(on_failure, str(out), error)
                 time.sleep(every)
                 continue
             reasons = {entry["checkpoint"]: entry["reason"] for entry in table.metadata["failed"]}
@@ -190,12 +197,12 @@ def _exists(folder: str) -> bool:
     return Path(folder).is_dir()
 
 
-def _steps_now(run: str, tell: Callable[[str, Exception], None]) -> list[str]:
-    """The folders of a run; none, with a word, while its store does not answer."""
+def _steps_now(run: str, report: Callable[[str, Exception], None]) -> list[str]:
+    """Return the folders of a run; none, with a report, while its store does not answer."""
     try:
         return step_folders(run)
     except HubError as error:
-        tell(run, error)
+        report(run, error)
         return []
 
 
@@ -218,35 +225,35 @@ def _require_run(run: str) -> None:
 def _require_output(out: Path, run: str, options: Options) -> None:
     """Check that scores can be written, and that a survey in the folder is one of this run.
 
-    Nothing is created for a run that does not exist yet, as its folder may be around.
+    For a run that does not exist yet, nothing is created: its folder may contain that of scores.
     """
-    there = next((path for path in (out, *out.absolute().parents) if exists(path)), Path("/"))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "it is read-only" if there.is_dir() else f"{there} is no folder"
+    around = next((path for path in (out, *out.absolute().parents) if exists(path)), Path("/"))
+    if not around.is_dir() or not os.access(around, os.W_OK | os.X_OK):
+        reason = "it is read-only" if around.is_dir() else f"{around} is no folder"
         raise OutputError(f"{out}: cannot be written ({reason}); choose another folder with out=")
     if not out.exists() and not _exists(run):
         return
     with open_folder(out, options) as survey_folder:
         lines = (*survey_folder.done.values(), *survey_folder.failed.values())
         names = (str(line.get("checkpoint")) for line in lines)
-        around = run if is_bucket(run) else str(Path(run).absolute())
-        other = next((name for name in names if _parent(name) != around), None)
-    if other is not None:
+        folder_of_run = run if is_bucket(run) else str(Path(run).absolute())
+        stranger = next((name for name in names if _parent(name) != folder_of_run), None)
+    if stranger is not None:
         raise RunError(
-            f"{out}: holds a survey of other checkpoints, such as {shortened(other, 80)}; choose "
-            "another folder with out="
+            f"{out}: holds a survey of other checkpoints, such as {shortened(stranger, 80)}; "
+            "choose another folder with out="
         )
 
 
 def _parent(folder: str) -> str:
-    """The folder around a folder, here or in a bucket."""
+    """Return the folder around a folder, on disk or in a bucket."""
     if is_bucket(folder):
         return folder.rpartition("/")[0]
     return str(Path(folder).absolute().parent)
 
 
 def _step(folder: str) -> int:
-    """The step that a folder is named after."""
+    """Return the step that a folder is named after."""
     step = step_in(PurePath(folder).name)
     assert step is not None  # as `steps_of` found it by its step
     return step
