@@ -14,8 +14,9 @@ from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness.alignment import Alignment
 from wqk.sameness.comparisons import BlockComparison
-from wqk.sameness.diagnosis import Apart, diagnose
+from wqk.sameness.diagnosis import diagnose
 from wqk.sameness.edits import Take
+from wqk.sameness.form_causes import CircuitDifference
 from wqk.sameness.freedoms import any_order_of_heads, order_of_heads
 from wqk.sameness.layers import with_moved_layers
 from wqk.sameness.measurement import BlockMeasurement, Signatures
@@ -50,7 +51,7 @@ class BlockComparer:
         if any_heads:
             self._numbers_of_any_order = any_order_of_heads(models, alignment.pairs)
         self._blocks: list[BlockComparison] = []
-        self._unequal: list[dict[str, Apart]] = []
+        self._unequal: list[dict[str, CircuitDifference]] = []
         self.notes: list[str] = []
 
     def compare(self, on_progress: Callable[[int, int], None] | None) -> list[BlockComparison]:

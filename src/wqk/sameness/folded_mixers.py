@@ -1,7 +1,7 @@
-"""Norms that are folded into the projections of a layer, beside or instead of queries and keys.
+"""Norms that are folded into the projections of a layer, besides or instead of queries and keys.
 
 Smoothing (AWQ, SmoothQuant) divides the gain of a norm by a factor of each channel, and multiplies
-the columns of all weights that read the norm. The forms of attention contain the gain. Gates beside
+the columns of all weights that read the norm. The forms of attention contain the gain. Gates of
 queries, and projections of linear attention, are compared as they are stored. Therefore the
 reference is seen with the candidate's gains, and with the columns that these gains need.
 
@@ -82,7 +82,7 @@ class FoldedMixers(View):
         self.changed = {*self._factors, *self._gains}
 
     def value(self, name: str) -> np.ndarray | None:
-        """The candidate's gain, or a weight with its columns rescaled."""
+        """Return the candidate's gain, or a weight with its columns rescaled."""
         if name in self._gains:
             return self._candidate.read([Part(self._names[name])])[0]
         if name in self._factors:
@@ -109,10 +109,10 @@ def _folds(models: Sequence[Model], names: Mapping[str, str]) -> Iterator[Fold]:
     """Yield the norms before mixers whose gains lie elsewhere in the candidate."""
     reference, candidate = (model.checkpoint for model in models)
     offsets = _offsets(models[0])
-    beside = _read_beside_forms(models[0])
+    readers_by_layer = _readers_by_layer(models[0])
     for gain in reference.tensors():
         offset = offsets.get(without_numbers(gain))
-        readers = beside.get(layer_of(gain), [])
+        readers = readers_by_layer.get(layer_of(gain), [])
         if offset is None or gain not in names or not readers:
             continue
         (expected,) = reference.read([Part(gain)])
@@ -137,7 +137,8 @@ def _fold(
 ) -> Fold | None:
     """Return the fold of one norm; None if no weight that reads it was rescaled."""
     reference, candidate = (model.checkpoint for model in models)
-    read, stale = [], []
+    compared: list[str] = []
+    stale: list[str] = []
     for name in readers:
         if name not in names or reference.info(name).shape[-1:] != factors.shape:
             continue
@@ -145,12 +146,12 @@ def _fold(
         (actual,) = candidate.read([Part(names[name])])
         if weight.shape != actual.shape:
             continue
-        read.append(name)
+        compared.append(name)
         if not same_numbers(weight * factors, actual):
             stale.append(name)
-    if len(stale) == len(read):
+    if len(stale) == len(compared):
         return None
-    return Fold(gain, factors, tuple(read), tuple(stale))
+    return Fold(gain, factors, tuple(compared), tuple(stale))
 
 
 def _offsets(model: Model) -> dict[str, float]:
@@ -163,17 +164,22 @@ def _offsets(model: Model) -> dict[str, float]:
     return offsets
 
 
-def _read_beside_forms(model: Model) -> dict[str, list[str]]:
-    """Return the weights of mixers by layer, where something is no part of a form."""
+def _readers_by_layer(model: Model) -> dict[str, list[str]]:
+    """Return the weights that read a norm, by layer, where some weights are no part of a form."""
     tensors = model.checkpoint.tensors()
-    beside = {part.name for part in parts_outside_forms(model)}
-    mixing = {name for name, role in roles(model).items() if role in (MIXER, ATTENTION)}
-    layers = {layer_of(name) for name in beside | {n for n in mixing if len(tensors[n].shape) == 2}}
-    formed = {part.name for plan in model.plans for part in form_parts(plan)}
+    formed: set[str] = set()
+    for plan in model.plans:
+        formed.update(part.name for part in form_parts(plan))
+    outside = {part.name for part in parts_outside_forms(model)}
+    mixing: set[str] = set()
+    for name, role in roles(model).items():
+        if role in (MIXER, ATTENTION) and len(tensors[name].shape) == 2:
+            mixing.add(name)
+    layers = {layer_of(name) for name in outside | mixing}
     by_layer: dict[str, list[str]] = {}
     for name in sorted(formed | mixing):
         is_reader = len(tensors[name].shape) == 2 and not WRITES.search(name)
-        if layer_of(name) in layers and is_reader:
+        if is_reader and layer_of(name) in layers:
             by_layer.setdefault(layer_of(name), []).append(name)
     return by_layer
 

@@ -9,8 +9,8 @@ from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import ATTENTION
-from wqk.sameness.diagnosis import Apart
 from wqk.sameness.folded_mixers import with_folded_mixers
+from wqk.sameness.form_causes import CircuitDifference
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.orders import renumbered
 from wqk.sameness.stream import folded, turned
@@ -101,7 +101,9 @@ def _has_numbered_heads(plan: AttentionPlan, shapes: Sequence[tuple[int, ...]]) 
     return any(heads in shape or (len(shape) > 1 and rows in shape) for shape in shapes)
 
 
-def order_of_heads(block: BlockComparison, apart: Mapping[str, Apart]) -> tuple[int, ...]:
+def order_of_heads(
+    block: BlockComparison, apart: Mapping[str, CircuitDifference]
+) -> tuple[int, ...]:
     """Return the order of heads in which all circuits are the same; () without such an order."""
     if {*apart} != {SCORES, *block.beside}:
         return ()

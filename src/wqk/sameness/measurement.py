@@ -16,10 +16,11 @@ from wqk.sameness import configured, mismatches
 from wqk.sameness.blocks import Scoring, positions
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import compare_stored
-from wqk.sameness.diagnosis import Apart, beside, comparable, identical, measure, signature
+from wqk.sameness.diagnosis import cause_of_circuit
 from wqk.sameness.edits import Take
 from wqk.sameness.expected import Expected
 from wqk.sameness.finders.quantized import find_groups
+from wqk.sameness.form_causes import CircuitDifference, comparable, identical, measure, signature
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.missing_tensors import cause_of_missing
 from wqk.sameness.positions import named_settings, undecided_positions
@@ -78,7 +79,7 @@ class BlockMeasurement:
     models: Sequence[Model]
     pair: Pair
     tolerance: float
-    apart: dict[str, Apart] = field(default_factory=dict)
+    apart: dict[str, CircuitDifference] = field(default_factory=dict)
     mismatches: list[Mismatch] = field(default_factory=list)
     distance: dict[int, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
@@ -159,7 +160,7 @@ class BlockMeasurement:
     def _add_sizes(self, circuit: str, reference: Scoring, candidate: Scoring) -> None:
         """Add a circuit whose sizes differ."""
         reason = f"{_sizes(reference)} against {_sizes(candidate)}"
-        self.mismatches.append(beside(circuit, Mismatch(Kind.SIZES, reason)))
+        self.mismatches.append(cause_of_circuit(circuit, Mismatch(Kind.SIZES, reason)))
         self.beside[circuit] = math.nan
 
     def _add_measured(self, circuit: str, reference: Scoring, candidate: Scoring) -> None:

@@ -59,22 +59,22 @@ class MergedShare:
 
     @property
     def is_merged(self) -> bool:
-        """Whether the share differs from 1 by no more than chance."""
+        """True if the share differs from 1 by no more than chance."""
         return not self.mistake and abs(self.share - 1) <= max(LEAST_SHARE, CHANCE * self.deviation)
 
     @property
     def is_absent(self) -> bool:
-        """Whether the share differs from 0 by no more than chance."""
+        """True if the share differs from 0 by no more than chance."""
         return abs(self.share) <= max(LEAST_SHARE, CHANCE * self.deviation)
 
     @property
     def module(self) -> str:
-        """Last word of its module's name."""
+        """The last word of the module's name."""
         return module_of(self.name).rpartition(".")[2]
 
     @property
     def layer(self) -> int | None:
-        """The number of its layer."""
+        """The number of the tensor's layer; None without a number."""
         numbers = numbers_of(self.name)
         return numbers[0] if numbers else None
 
@@ -113,10 +113,10 @@ def merged_shares(
         update = adapter.decomposed(name)
         mistake = ""
         if update is not None:
-            turned = update.transposed
-            mistake = wrong_merge(
-                base.T if turned else base, update, actual.T if turned else actual
-            )
+            if update.transposed:
+                mistake = wrong_merge(base.T, update, actual.T)
+            else:
+                mistake = wrong_merge(base, update, actual)
         if share is not None or mistake:
             value, deviation = share or (math.nan, 0.0)
             yield MergedShare(name, stored, value, deviation, mistake)
@@ -143,8 +143,8 @@ def _share(
     if squares <= (SAFETY * ROUNDING["F32"]) ** 2 * squares_of_base:
         return None
     share = float(np.vdot(change, product)) / squares
-    rest = change - share * product
-    size = math.sqrt(float(np.square(rest).mean()))
+    residual = change - share * product
+    size = math.sqrt(float(np.square(residual).mean()))
     allowed = rounding * math.sqrt(float(np.square(actual, dtype=np.float64).mean()))
     if size > BESIDE_ADAPTER * max(allowed, 1e-6 * math.sqrt(squares / product.size)):
         return None
@@ -172,10 +172,15 @@ def merge_sentence(shares: Sequence[MergedShare]) -> str:
     layers_by_phrase: dict[tuple[str, str], list[int]] = {}
     for layer, members in by_layer.items():
         for phrase in _phrases(members, by_module):
-            layers_by_phrase.setdefault(phrase, []).extend([] if layer is None else [layer])
+            layers = layers_by_phrase.setdefault(phrase, [])
+            if layer is not None:
+                layers.append(layer)
     parts = []
     for (share_text, modules), layers in layers_by_phrase.items():
-        where = f" in layer{'s' if len(layers) > 1 else ''} {spans(layers)}" if layers else ""
+        where = ""
+        if layers:
+            noun = "layers" if len(layers) > 1 else "layer"
+            where = f" in {noun} {spans(layers)}"
         parts.append(share_text + where + modules)
     return f"Share of the adapter that survived the merge: {', '.join(parts)}."
 
@@ -197,8 +202,9 @@ def _spread(shares: Sequence[MergedShare]) -> float:
 
 
 def _range(shares: Sequence[MergedShare]) -> str:
-    """The shares of one layer in few words."""
-    low, high = (f"{bound(s.share for s in shares):.2f}" for bound in (min, max))
+    """Return the least and the largest share of some tensors as text."""
+    values = [share.share for share in shares]
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return low if low == high else f"{low} to {high}"
 
 

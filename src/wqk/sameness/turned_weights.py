@@ -45,7 +45,7 @@ class TurnedWeights(View):
         return self._infos
 
     def value(self, name: str) -> np.ndarray | None:
-        """The transposed matrix."""
+        """Return the transposed matrix."""
         if name not in self.names:
             return None
         return np.ascontiguousarray(self.inner.read([Part(name)])[0].T)

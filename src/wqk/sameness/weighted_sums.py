@@ -106,7 +106,7 @@ class WeightedSum(View):
         self.changed = frozenset(weights)
 
     def value(self, name: str) -> np.ndarray | None:
-        """The weighted sum of a tensor."""
+        """Return the weighted sum of a tensor."""
         if name not in self._weights:
             return None
         total: Any = 0.0
@@ -139,17 +139,23 @@ def with_parents(
         is_open = isinstance(opened, Checkpoint)
         checkpoints.append(opened if is_open else open_checkpoint(opened, **hub))
     stored = _stored_names(checkpoints, candidate.checkpoint)
-    fits = {name: _fit(checkpoints, candidate.checkpoint, names) for name, names in stored.items()}
+    fits: dict[str, Fit] = {}
+    for name, stored_names in stored.items():
+        fits[name] = _fit(checkpoints, candidate.checkpoint, stored_names)
     if not fits:
         raise CheckpointError("merged_with: no tensor has one name and one shape in all models")
     sums = _sums(fits)
     if sums is None:
         return reference, ["no weighted sum of the parents explains a tensor of the candidate"]
-    weights = {name: _of_parents(each) for name, each in sums.coefficients.items()}
     names = [checkpoint.name for checkpoint in checkpoints]
-    merged = WeightedSum(checkpoints, {n: s[:-1] for n, s in stored.items()}, weights)
+    weights: dict[str, np.ndarray] = {}
+    for name, coefficients in sums.coefficients.items():
+        weights[name] = _of_parents(coefficients)
+    names_in_parents = {name: stored_names[:-1] for name, stored_names in stored.items()}
+    merged = WeightedSum(checkpoints, names_in_parents, weights)
     merged.name = " + ".join(names)
-    notes = [*_notes(names, np.stack([*weights.values()]))]
+    weights_of_tensors = np.stack([*weights.values()])
+    notes = [*_notes(names, weights_of_tensors)]
     for tensor, coefficients in sums.exceptions.items():
         text = _sum_in_words(names, _of_parents(coefficients)[None])
         notes.append(f"{tensor} is {text} instead")
@@ -171,25 +177,46 @@ def _sums(fits: Mapping[str, Fit]) -> _Sums | None:
     CheckpointError
         The parents are equal, or sums of each other.
     """
-    fitted = {name: fit.coefficients for name, fit in fits.items()}
-    own = {name: each for name, each in fitted.items() if each is not None}
-    if not own:
+    determined: dict[str, np.ndarray] = {}
+    for name, fit in fits.items():
+        coefficients = fit.coefficients
+        if coefficients is not None:
+            determined[name] = coefficients
+    if not determined:
         raise CheckpointError(
             "merged_with: the parents are equal, or sums of each other, so that weights are not "
             "determined; expected models that differ"
         )
-    own = {name: each for name, each in own.items() if fits[name].is_explained_by(each)}
-    if not own:
+    explaining: dict[str, np.ndarray] = {}
+    for name, coefficients in determined.items():
+        if fits[name].is_explained_by(coefficients):
+            explaining[name] = coefficients
+    if not explaining:
         return None
-    best = max(own.values(), key=lambda each: sum(fits[n].is_explained_by(each) for n in own))
-    alike = [fits[name] for name in own if fits[name].is_explained_by(best)]
-    common = sum(alike[1:], alike[0]).coefficients
-    common = best if common is None else common
-    coefficients = dict.fromkeys(fits, common)
-    others = {name: each for name, each in own.items() if not fits[name].is_explained_by(common)}
-    if len(others) > len(own) / 2:
-        return _Sums(coefficients | others, {})
-    return _Sums(coefficients, others)
+    common = _common_coefficients([fits[name] for name in explaining], [*explaining.values()])
+    exceptions: dict[str, np.ndarray] = {}
+    for name, coefficients in explaining.items():
+        if not fits[name].is_explained_by(common):
+            exceptions[name] = coefficients
+    shared = dict.fromkeys(fits, common)
+    if len(exceptions) > len(explaining) / 2:
+        return _Sums(shared | exceptions, {})
+    return _Sums(shared, exceptions)
+
+
+def _common_coefficients(fits: Sequence[Fit], candidates: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the coefficients that explain the most tensors, fitted to all of these tensors."""
+
+    def count_of_explained(coefficients: np.ndarray) -> int:
+        return sum(fit.is_explained_by(coefficients) for fit in fits)
+
+    best = max(candidates, key=count_of_explained)
+    total: Fit | None = None
+    for fit in fits:
+        if fit.is_explained_by(best):
+            total = fit if total is None else total + fit
+    refined = None if total is None else total.coefficients
+    return best if refined is None else refined
 
 
 def _of_parents(weights: np.ndarray) -> np.ndarray:
@@ -201,17 +228,20 @@ def _stored_names(
     checkpoints: Sequence[Checkpoint], candidate: Checkpoint
 ) -> dict[str, tuple[str, ...]]:
     """Return each tensor's name in every parent and in the candidate, where all have one shape."""
-    every = [*checkpoints, candidate]
-    tensors = [checkpoint.tensors() for checkpoint in every]
-    pairings = [paired_names(tensors[0], others) for others in tensors]
+    models = [*checkpoints, candidate]
+    tensors = [checkpoint.tensors() for checkpoint in models]
+    pairings = [paired_names(tensors[0], tensors_of_model) for tensors_of_model in tensors]
     stored = {}
     for name in tensors[0]:
         if any(name not in pairing for pairing in pairings):
             continue
         names = tuple(pairing[name] for pairing in pairings)
-        infos: list[TensorInfo] = [own[other] for own, other in zip(tensors, names, strict=True)]
+        infos: list[TensorInfo] = []
+        for infos_of_model, stored_name in zip(tensors, names, strict=True):
+            infos.append(infos_of_model[stored_name])
         is_plain = all(info.dtype in PLAIN for info in infos)
-        if is_plain and len({info.shape for info in infos}) == 1 and np.prod(infos[0].shape):
+        has_one_shape = len({info.shape for info in infos}) == 1
+        if is_plain and has_one_shape and np.prod(infos[0].shape):
             stored[name] = names
     return stored
 
@@ -219,14 +249,14 @@ def _stored_names(
 def _fit(parents: Sequence[Checkpoint], candidate: Checkpoint, names: Sequence[str]) -> Fit:
     """Return the sums of products of some rows of one tensor."""
     rows = _sampled_rows(candidate.info(names[-1]).shape)
-    every = [*parents, candidate]
+    models = [*parents, candidate]
     arrays = [
         checkpoint.read([Part(name, rows)])[0].astype(np.float64).ravel()
-        for checkpoint, name in zip(every, names, strict=True)
+        for checkpoint, name in zip(models, names, strict=True)
     ]
     first, actual = arrays[0], arrays[-1]
     columns = np.stack([first, *(array - first for array in arrays[1:-1])])
-    infos = [own.info(name) for own, name in zip(every, names, strict=True)]
+    infos = [checkpoint.info(name) for checkpoint, name in zip(models, names, strict=True)]
     rounding = max(rounding_in(info, actual) for info in infos)
     square = float(actual @ actual)
     gram, products = columns @ columns.T, columns @ actual

@@ -1,0 +1,220 @@
+"""Causes that the forms of two blocks show, whatever the coordinates of each head.
+
+Where stored weights explain nothing, forms may: the heads of the candidate are searched for among
+those of the reference, every query head with every key head, up to a factor. The exact distance
+confirms a match. An order of heads, a pairing, a factor or a rotation is found even if the heads
+were also rotated.
+
+Axes: H query heads, G key heads, R head width, P probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from wqk._machine import side_by_side
+from wqk._typing import Float
+from wqk.checkpoints import Checkpoint
+from wqk.families.rotary import Rotary
+from wqk.sameness import mismatches
+from wqk.sameness.blocks import (
+    MANY,
+    Distances,
+    HeadMatch,
+    ProductsOfPair,
+    Scoring,
+    distances,
+    fitted,
+    inner_products,
+    same_rotation,
+)
+from wqk.sameness.configured import other_rotary
+from wqk.sameness.contents import equal_parts
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.tolerances import ALIKE_FORMS
+from wqk.sameness.weights import (
+    VALUES,
+    Pair,
+    circuit_parts,
+    rotation_of,
+    scorings,
+    sides_of,
+)
+
+# Added to the likeness of heads, far below any difference: among equal heads, the head in place is
+# the best match, and with its own key head even more so.
+IN_PLACE, WITH_OWN_KEY = 1e-6, 2e-6
+
+
+class CircuitDifference(NamedTuple):
+    """A circuit of two blocks that differs.
+
+    Attributes
+    ----------
+    distances
+        The distances of the forms.
+    explained
+        The changes after which the candidate's forms are the reference's; None if the forms do not
+        show them.
+    """
+
+    distances: Distances
+    explained: tuple[Mismatch, ...] | None
+
+
+def compare(
+    checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str]
+) -> dict[str, CircuitDifference]:
+    """Return the circuits of two blocks that differ, by name."""
+    differences: dict[str, CircuitDifference] = {}
+    is_local = checkpoints[0].bytes_fetched is None  # other stores fetch whole weights at once
+    for circuit in circuits:
+        if is_local and identical(checkpoints, pair, circuit, numbers=True):
+            continue
+        both = scorings(checkpoints, pair, circuit)
+        if both is None or not comparable(*both):
+            continue
+        difference = measure(*both, tolerance)
+        if not difference.distances.agree:
+            differences[circuit] = difference
+    return differences
+
+
+def measure(reference: Scoring, candidate: Scoring, tolerance: float) -> CircuitDifference:
+    """Measure the distances of two circuits; where they differ, find what the forms show."""
+    products = inner_products(reference, candidate, candidate.own)
+    # Computed at the same time, and kept by the scorings.
+    has_many_numbers = reference.query.weight.size > MANY
+    side_by_side(attrgetter("probes"), (reference, candidate), many=has_many_numbers)
+    in_place = distances(reference, candidate, products, tolerance)
+    match = None if in_place.agree else matched(reference, candidate)
+    if match is None:
+        return CircuitDifference(in_place, None)
+    if not all(map(np.array_equal, match, candidate.own)):
+        products = inner_products(reference, candidate, match)
+    causes = _explained(reference, candidate, match, products, in_place)
+    return CircuitDifference(in_place, causes)
+
+
+def _explained(
+    reference: Scoring,
+    candidate: Scoring,
+    match: HeadMatch,
+    products: ProductsOfPair,
+    in_place: Distances,
+) -> tuple[Mismatch, ...] | None:
+    """Return the changes of the candidate, given the heads that match, and their products.
+
+    None if the matching heads, each with a factor, differ in either order of rotary pairs.
+    """
+    rotations = [candidate.turning]
+    if candidate.turning is not None:
+        exchanged = {"half": "interleaved", "interleaved": "half"}
+        order = exchanged[candidate.turning.order]
+        rotations.append(replace(candidate.turning, order=order))
+    for rotation in rotations:
+        rotated = products._replace(
+            across=products.across._replace(rotations=(reference.turning, rotation)),
+            candidate=products.candidate._replace(rotations=(rotation, rotation)),
+        )
+        factors, residual = fitted(reference, candidate, rotated)
+        allowed = np.maximum(residual.tolerance, in_place.tolerance)
+        if factors.all() and (residual.relative <= allowed).all():
+            return tuple(_causes(reference, candidate, match, rotation, factors))
+    return None
+
+
+def _causes(
+    reference: Scoring,
+    candidate: Scoring,
+    match: HeadMatch,
+    rotation: Rotary | None,
+    factors: np.ndarray,
+) -> Iterator[Mismatch]:
+    """Yield the causes of heads that match under a rotation, each with a factor."""
+    query_heads, key_heads = match
+    if not np.array_equal(candidate.own.key_heads[query_heads], key_heads):
+        yield mismatches.pairing(query_heads, key_heads, len(candidate.key.weight))
+    elif not np.array_equal(query_heads, np.arange(len(query_heads))):
+        yield mismatches.head_order(query_heads)
+    if not same_rotation(rotation, candidate.turning):
+        yield Mismatch(Kind.ROTARY, other_rotary(rotation, candidate.turning))
+    if (factors != 1).any():
+        factors_of_candidate = 1 / factors
+        yield mismatches.scaled(factors_of_candidate.tolist(), reference.width)
+
+
+def signature(scoring: Scoring) -> Float[np.ndarray, "H P2"]:
+    """Return the scores of random probes by every head, of norm 1: a short mark of its form."""
+    query, key = scoring.probes
+    scores = _scores_of_probes(query, key[scoring.own.key_heads])
+    return scores.reshape(len(scores), -1)
+
+
+def matched(reference: Scoring, candidate: Scoring) -> HeadMatch | None:
+    """Return the candidate's query and key heads that are most like each head of the reference.
+
+    Heads are compared at distance 0, by random probes. None if a head has none that is like it.
+    """
+    query, key = candidate.probes
+    scores_of_pairs = _scores_of_probes(query[:, None], key[None])  # (H, G, P, P)
+    scores = signature(reference).reshape(-1, *scores_of_pairs.shape[2:])
+    likeness = np.abs(np.einsum("hij,qkij->hqk", scores, scores_of_pairs))
+    # Pruned heads, whose scores are zero, are alike.
+    are_zero = (scores == 0).all(axis=(-2, -1))
+    are_zero_pairs = (scores_of_pairs == 0).all(axis=(-2, -1))
+    likeness[are_zero[:, None, None] & are_zero_pairs] = 1
+    heads = np.arange(len(scores))
+    likeness[heads, heads] += IN_PLACE
+    likeness[:, heads, candidate.own.key_heads] += WITH_OWN_KEY
+    by_head = likeness.reshape(len(heads), -1)
+    if (by_head.max(axis=1) <= ALIKE_FORMS).any():
+        return None
+    query_heads, key_heads = np.divmod(by_head.argmax(axis=1), len(candidate.key.weight))
+    return HeadMatch(query_heads, key_heads)
+
+
+def _scores_of_probes(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Return scores (…, P, P) of projected probes (…, R, P), scaled to norm 1 or 0."""
+    scores = query.swapaxes(-1, -2).astype(np.float64) @ key
+    norms = np.linalg.norm(scores, axis=(-2, -1), keepdims=True)
+    return np.asarray(scores / np.where(norms > 0, norms, 1.0))
+
+
+def comparable(reference: Scoring, candidate: Scoring) -> bool:
+    """Return whether forms have the same number of heads, and act on the same spaces."""
+    if reference.query.weight.shape != candidate.query.weight.shape:
+        return False
+    return reference.key.weight.shape[1:] == candidate.key.weight.shape[1:]
+
+
+def identical(
+    checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str, *, numbers: bool = False
+) -> bool:
+    """Return whether a circuit is planned alike and stored as the same bytes.
+
+    With ``numbers``, as the same numbers in any type. Nothing is computed, only read.
+    """
+    reference_plan, candidate_plan = pair
+    reference_parts = list(dict.fromkeys(circuit_parts(reference_plan, circuit)))
+    candidate_parts = list(dict.fromkeys(circuit_parts(candidate_plan, circuit)))
+    texts: list[str] = []
+    for plan in pair:
+        scale = 1.0 if circuit == VALUES else plan.score_scale
+        texts.append(repr((sides_of(plan, circuit), scale)))
+    # Corresponding tensors may have different names.
+    for number, parts in enumerate(zip(reference_parts, candidate_parts, strict=False)):
+        for side, part in enumerate(parts):
+            texts[side] = texts[side].replace(repr(part.name), f"#{number}")
+    if texts[0] != texts[1]:
+        return False
+    rotations = [rotation_of(plan, circuit) for plan in pair]
+    if not same_rotation(*rotations):
+        return False
+    corresponding = zip(reference_parts, candidate_parts, strict=True)
+    return all(equal_parts(checkpoints, parts, numbers) for parts in corresponding)
