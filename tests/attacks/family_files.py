@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import partial
@@ -142,7 +143,8 @@ def truth(text: str, tensors: dict[str, np.ndarray]) -> tuple[Any, float]:
     except Exception as error:
         raise Meaningless(str(error)) from None
     unknown = set(table) - set(FILE) - WITHOUT_EFFECT - {"kind", "layout", "every_layer", "only_if"}
-    if unknown - {"rotary", "query_norm", "prefix"}:
+    is_centered = "query_norm" in table and table.get("norm") == "layer"
+    if unknown - {"rotary", "query_norm", "prefix"} or is_centered:
         raise Meaningless(f"keys {unknown}")
     heads = number_of(table.get("heads", "num_attention_heads"))
     key_heads = number_of(table.get("key_heads", "num_key_value_heads"), 0)
@@ -154,7 +156,8 @@ def truth(text: str, tensors: dict[str, np.ndarray]) -> tuple[Any, float]:
     for layer in range(2):
         sides = []
         for role, count in (("query", heads), ("key", key_heads)):
-            spellings = (name.replace("{layer}", str(layer)) for name in by_role[role])
+            # A number may have any name.
+            spellings = (re.sub(r"\{\w+\}", str(layer), name) for name in by_role[role])
             names = [f"{name}.weight" for name in spellings if f"{name}.weight" in tensors]
             if not names:
                 raise Meaningless(f"no {role} in layer {layer}")
@@ -186,6 +189,7 @@ def read(folder: Path, family: Path) -> tuple[Any, float]:
 
 
 def is_right(result: tuple[Any, float], text: str, tensors: dict[str, np.ndarray]) -> bool:
+    """Compare with what the text describes."""
     scores, scale = truth(text, tensors)
     return are_equal(result[0], scores) and math.isclose(result[1], scale, rel_tol=1e-9)
 
