@@ -33,6 +33,7 @@ CAMPAIGN_SECONDS = 600  # by the clock, for one test of the campaign
 
 # Beginnings of the names of slow tests.
 SLOW = (
+    "tests/attacks/test_attacks.py",
     "tests/checkpoints/test_attacks.py::test_a_server_at_its_worst",
     "tests/checkpoints/test_endless.py::test_a_yaml_file_whose_parts_name_each_other",
     "tests/checkpoints/test_distributed_checkpoints.py::test_two_ranks_of_fsdp_are_one_model",
