@@ -19,7 +19,7 @@ def campaign() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "count", "seed"), campaign())
+@pytest.mark.parametrize(("name", "count", "seed"), [*campaign()])
 def test_damaged_input_is_read_right_or_refused(name, count, seed, tmp_path):
     attack, _ = ATTACKS[name]
     found = findings(attack, tmp_path, count, seed)
