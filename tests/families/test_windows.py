@@ -7,7 +7,7 @@ import pytest
 
 from wqk.families import AttentionRule
 from wqk.families.config import Config
-from wqk.families.windows import Chunk, LocalWindow, Rectangle, Span, Window, window_of
+from wqk.families.windows import ChunkWindow, LocalWindow, Rectangle, Span, Window, window_of
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +24,7 @@ def rule(**keys: object) -> AttentionRule:
         (Span(back=3, ahead=0, size=4), "4", [2, 3, 4, 5]),
         (Span(back=2, ahead=2, size=5), "5", [3, 4, 5, 6, 7]),
         (Span(back=1, ahead=2), "1 back, 2 ahead", [4, 5, 6, 7]),
-        (Chunk(4), "chunk of 4", [4, 5, 6, 7]),
+        (ChunkWindow(4), "chunk of 4", [4, 5, 6, 7]),
         (Rectangle((7, 7)), "7x7", list(range(12))),
         (LocalWindow(), "local", list(range(12))),
     ],

@@ -25,7 +25,7 @@ from tools.deriving.judging import (
 
 from wqk.attention import Block
 from wqk.families import Composed, plan_attention
-from wqk.families.windows import Chunk, LocalWindow, Span
+from wqk.families.windows import ChunkWindow, LocalWindow, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,7 +148,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Block, site: Site) -> Iterat
         if site.causal and p.stack in ("encoder", "vision"):
             yield "the stack is no encoder"
         reach = tokens - 1
-        if isinstance(p.window, Chunk):
+        if isinstance(p.window, ChunkWindow):
             reach = min(reach, p.window.size - 1)
         elif isinstance(p.window, Span):
             reach = min(reach, max(p.window.back, p.window.ahead))

@@ -32,7 +32,7 @@ from wqk._typing import Array, Float
 from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.families import AttentionPlan, Composed, Norm, Side
-from wqk.families.windows import Chunk, LocalWindow
+from wqk.families.windows import ChunkWindow, LocalWindow
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import array_namespace
 
@@ -572,7 +572,7 @@ def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator
         size = f"a window of {plan.window} tokens"
         if isinstance(plan.window, LocalWindow):
             size = "a local window"
-        elif isinstance(plan.window, Chunk):
+        elif isinstance(plan.window, ChunkWindow):
             size = f"a {plan.window} tokens"
         yield Omission("window", size, f"some layers attend within {size}")
     for term in plan.rule.between:

@@ -1,7 +1,7 @@
 """Local attention: the keys near a query that a layer's queries may attend to.
 
-A window is one of four kinds. A `Span` reaches a number of tokens back and ahead, a `Chunk` is a
-part of the text, a `Rectangle` is a part of a picture, and the extent of a `LocalWindow` is
+A window is one of four kinds. A `Span` reaches a number of tokens back and ahead, a `ChunkWindow`
+is a part of the text, a `Rectangle` is a part of a picture, and the extent of a `LocalWindow` is
 unknown. Every kind answers `allows`, and prints itself as in the column ``window`` of a score
 table.
 """
@@ -86,12 +86,12 @@ class Span(Window):
 
 
 @dataclass(frozen=True)
-class Chunk(Window):
+class ChunkWindow(Window):
     """Keys in the same part of the text, of ``size`` tokens, as the query (Llama 4).
 
     Examples
     --------
-    >>> window = Chunk(4)
+    >>> window = ChunkWindow(4)
     >>> str(window), window.allows(query=5, key=4), window.allows(query=5, key=3)
     ('chunk of 4', True, False)
     """
@@ -202,7 +202,7 @@ def window_of(
     if size is None:
         return LocalWindow()
     if keys[0] in CHUNK_KEYS:
-        return Chunk(size)
+        return ChunkWindow(size)
     if rule.window_axes > 1:
         return Rectangle((size,) * rule.window_axes)
     return _span(size, rule.window_counts, causal, lifted)

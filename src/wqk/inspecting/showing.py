@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class View(Result):
+class FormView(Result):
     """A view of a checkpoint's forms.
 
     Attributes
@@ -78,7 +78,7 @@ class View(Result):
         save_figure(self.figure(), Path(path))
 
 
-def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> View:
+def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> FormView:
     """Return a layer's or a head's form: image, norms, outlying rows and columns.
 
     FormError if there is no such head.
@@ -106,15 +106,15 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
         "row_norms": image.row_norms.tolist(),
         "column_norms": image.column_norms.tolist(),
     }
-    return View(title, subtitle, values, lambda: images.matrix(image, title, subtitle))
+    return FormView(title, subtitle, values, lambda: images.matrix(image, title, subtitle))
 
 
-def coupling_view(block: Block, name: str) -> View:
+def coupling_view(block: Block, name: str) -> FormView:
     """Return the coupling of a layer's heads: 1 for heads that are each other's transposes."""
     matrix = np.asarray(coupling(block.groups))
     title, subtitle = f"{name}, coupling of heads", strongest_pair(matrix)
     values = {"layer": block.layer, "coupling": matrix.tolist()}
-    return View(title, subtitle, values, lambda: pictures.coupling(matrix, title))
+    return FormView(title, subtitle, values, lambda: pictures.coupling(matrix, title))
 
 
 def show(
@@ -126,7 +126,7 @@ def show(
     stack: str | None = None,
     kind: str = "self",
     gamma: float = 2.0,
-) -> View:
+) -> FormView:
     """Show a layer's or a head's form, or the coupling of its heads.
 
     Parameters
@@ -144,7 +144,7 @@ def show(
 
     Returns
     -------
-    View
+    FormView
         ``values`` holds the numbers, ``figure()`` draws them, ``save(path)`` writes the figure.
 
     Raises

@@ -26,7 +26,7 @@ from wqk.model import Model
 from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.execution import Tensor, run
 from wqk.sameness.expected import Expected, added_biases
-from wqk.sameness.rewritten_files import TYPES, FileTensors, Place, places_in
+from wqk.sameness.rewritten_files import TYPES, FileTensors, TensorLocation, places_in
 from wqk.sameness.weights import Pair, form_parts
 from wqk.sameness.written_repair import WrittenRepair
 
@@ -189,7 +189,7 @@ def _tensors_of(folder: Path, candidate: Model) -> FileTensors:
 
     Quantized tensors have no numbers of their own, and are left out.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     for path in sorted(folder.rglob("*.safetensors")):
         places |= places_in(path)
     plain_names = by_plain_name(places)

@@ -27,7 +27,7 @@ PENDING = ".resized"
 ALIGNMENT = 8
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """The place of a tensor in a file."""
 
     path: Path
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     end: int
 
 
-def places_in(path: Path) -> dict[str, Place]:
+def places_in(path: Path) -> dict[str, TensorLocation]:
     """Return the places of the tensors of a safetensors file, by name."""
     header, first = _header_of(path)
     header.pop("__metadata__", None)
@@ -45,7 +45,7 @@ def places_in(path: Path) -> dict[str, Place]:
     for name, entry in header.items():
         start, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        places[name] = Place(path, entry["dtype"], shape, first + start, first + end)
+        places[name] = TensorLocation(path, entry["dtype"], shape, first + start, first + end)
     return places
 
 
@@ -56,7 +56,7 @@ def _header_of(path: Path) -> tuple[dict[str, Any], int]:
         return json.loads(file.read(length)), 8 + length
 
 
-def read_place(place: Place) -> np.ndarray:
+def read_place(place: TensorLocation) -> np.ndarray:
     """Return the numbers of a tensor; bfloat16 as float32."""
     with place.path.open("rb") as file:
         file.seek(place.start)
@@ -66,7 +66,7 @@ def read_place(place: Place) -> np.ndarray:
     return np.array(stored).reshape(place.shape)
 
 
-def write_place(place: Place, values: np.ndarray) -> None:
+def write_place(place: TensorLocation, values: np.ndarray) -> None:
     """Write the numbers of a tensor in its own type, and nothing else."""
     with place.path.open("r+b") as file:
         file.seek(place.start)
@@ -112,7 +112,7 @@ class FileTensors(MutableMapping[str, Any]):
     """
 
     def __init__(
-        self, folder: Path, places: Mapping[str, Place], stored_names: Mapping[str, str]
+        self, folder: Path, places: Mapping[str, TensorLocation], stored_names: Mapping[str, str]
     ) -> None:
         self._folder = folder
         self._places = dict(places)
@@ -146,9 +146,9 @@ class FileTensors(MutableMapping[str, Any]):
         path = folder / str(len(list(folder.iterdir())))
         data = encoded(values, place.dtype)
         path.write_bytes(data)
-        self._places[name] = Place(path, place.dtype, values.shape, 0, len(data))
+        self._places[name] = TensorLocation(path, place.dtype, values.shape, 0, len(data))
 
-    def _place_of_added(self, name: str) -> Place:
+    def _place_of_added(self, name: str) -> TensorLocation:
         """Return the place of the tensor whose shard and type an added tensor gets."""
         if name in self._stored_names:
             raise CheckpointError(
@@ -174,7 +174,7 @@ class FileTensors(MutableMapping[str, Any]):
 
     def finish(self) -> None:
         """Write the shards once more of which tensors changed their shape, or have new ones."""
-        by_shard: dict[Path, dict[str, Place]] = {}
+        by_shard: dict[Path, dict[str, TensorLocation]] = {}
         for name, shard in self._shards.items():
             by_shard.setdefault(shard, {})[self._stored_names[name]] = self._places[name]
         for shard, places in by_shard.items():
@@ -193,7 +193,7 @@ class FileTensors(MutableMapping[str, Any]):
         return len(self._places)
 
 
-def _rewrite(shard: Path, replaced: Mapping[str, Place]) -> None:
+def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation]) -> None:
     """Write a shard with other tensors in the places of some of its own, and with further ones."""
     header, _ = _header_of(shard)
     metadata = header.pop("__metadata__", None)
@@ -220,7 +220,7 @@ def _rewrite(shard: Path, replaced: Mapping[str, Place]) -> None:
     written.replace(shard)
 
 
-def _copy(place: Place, target: Any) -> None:
+def _copy(place: TensorLocation, target: Any) -> None:
     """Append the bytes of a tensor to an open file, a few at a time."""
     left = place.end - place.start
     with place.path.open("rb") as source:

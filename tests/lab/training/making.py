@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk_lab.training.corpus import Chunk, TokenStore, write_store
+from wqk_lab.training.corpus import TokenChunk, TokenStore, write_store
 from wqk_lab.training.models import build_model
 from wqk_lab.training.recipe import Recipe, make_recipe
 
@@ -64,7 +64,7 @@ def one_letter_words(count: int) -> bytes:
 
 def make_store(folder: Path, seed: int) -> TokenStore:
     splits = {
-        split: [Chunk(walk(size, seed + number), np.array([size]), size)]
+        split: [TokenChunk(walk(size, seed + number), np.array([size]), size)]
         for number, (split, size) in enumerate({"train": 20_000, "held_out": 2_000}.items())
     }
     return store_of(folder, splits)
@@ -72,7 +72,7 @@ def make_store(folder: Path, seed: int) -> TokenStore:
 
 def store_of(
     folder: Path,
-    splits: dict[str, list[Chunk]],
+    splits: dict[str, list[TokenChunk]],
     special: dict[str, int] = SPECIAL,
     vocabulary_size: int = VOCABULARY,
 ) -> TokenStore:

@@ -17,7 +17,7 @@ import wqk
 from wqk._files import locked, read_lines
 from wqk.errors import CorpusError, RunError, UnknownFamily
 from wqk.tables.run import CLIPS, METRICS, Run, create_run, open_run
-from wqk_lab.training.corpus import Chunk, TokenStore
+from wqk_lab.training.corpus import TokenChunk, TokenStore
 from wqk_lab.training.objectives import (
     DROPOUT,
     HELD_OUT_MASKS,
@@ -246,7 +246,7 @@ def test_a_new_run_needs_a_recipe_and_a_corpus(tmp_path: Path) -> None:
 
 def test_a_corpus_without_a_mask_or_too_short(tmp_path: Path) -> None:
     def store(name: str, tokens: int, special: dict[str, int]) -> Path:
-        chunk = Chunk(np.zeros(tokens, np.int64), np.array([tokens]))
+        chunk = TokenChunk(np.zeros(tokens, np.int64), np.array([tokens]))
         splits = {split: [chunk] for split in ("train", "held_out")}
         return store_of(tmp_path / name, splits, special).folder
 
@@ -348,7 +348,7 @@ def test_rows_of_single_documents(tmp_path: Path) -> None:
     dice = np.random.default_rng(3)
     lengths = dice.integers(2, 30, size=200)
     tokens = dice.integers(4, 9, size=lengths.sum())
-    splits = {split: [Chunk(tokens, lengths, len(tokens))] for split in ("train", "held_out")}
+    splits = {split: [TokenChunk(tokens, lengths, len(tokens))] for split in ("train", "held_out")}
     store = store_of(tmp_path / "store", splits, vocabulary_size=9)
     recipe = tiny(rows="documents")
     uninterrupted = train(recipe, store.folder, tmp_path / "whole")

@@ -36,7 +36,7 @@ from wqk_lab.training.corpus.tokenizing import (
     read_tokenizer,
     read_words,
 )
-from wqk_lab.training.corpus.writing import Chunk, write_store
+from wqk_lab.training.corpus.writing import TokenChunk, write_store
 
 if TYPE_CHECKING:
     Tell = Callable[["CorpusProgress"], None]
@@ -276,13 +276,13 @@ def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
             tell(progress)
 
 
-def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
+def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[TokenChunk]:
     """All tokens of a split, shard by shard."""
     in_split = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
     for shard in _documents(work):
         frame = _load(shard, "hash", "length").hstack(_load(shard.with_suffix(".tokens")))
         frame = frame.filter(in_split)
-        yield Chunk(
+        yield TokenChunk(
             frame["tokens"].explode().drop_nulls().to_numpy(),
             frame["tokens"].list.len().to_numpy(),
             int(frame["length"].sum()),

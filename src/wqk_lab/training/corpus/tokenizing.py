@@ -17,7 +17,7 @@ import numpy as np
 
 from wqk._files import read_text
 from wqk.errors import CorpusError, all_lines, required_by
-from wqk_lab.training.corpus.writing import Chunk
+from wqk_lab.training.corpus.writing import TokenChunk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -161,12 +161,12 @@ class Encoder:
         encode = _character_encoder if unit == "characters" else _library_encoder
         self._encode: Encode = encode(tokenizer)
 
-    def __call__(self, texts: Sequence[str]) -> Chunk:
+    def __call__(self, texts: Sequence[str]) -> TokenChunk:
         """Tokens of each text, followed by the separator where there is one."""
         pieces = [np.concatenate([ids, self._end]) for ids in self._encode(texts)]
         tokens = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
-        return Chunk(tokens, lengths, sum(map(len, texts)))
+        return TokenChunk(tokens, lengths, sum(map(len, texts)))
 
 
 def _character_encoder(tokenizer: str) -> Encode:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TokenChunk:
     """Consecutive documents."""
 
     tokens: NDArray[np.integer[Any]]  #: Ids in one dimension, separators included.
@@ -41,7 +41,7 @@ class Chunk:
 
 def write_store(
     folder: str | PathLike[str],
-    splits: Mapping[str, Iterable[Chunk]],
+    splits: Mapping[str, Iterable[TokenChunk]],
     *,
     unit: str,
     vocabulary_size: int,
@@ -74,7 +74,7 @@ def write_store(
     >>> with tempfile.TemporaryDirectory() as place:
     ...     store = write_store(
     ...         Path(place, "store"),
-    ...         {"train": [Chunk(np.array([7, 8, 3, 9, 3]), np.array([3, 2]))]},
+    ...         {"train": [TokenChunk(np.array([7, 8, 3, 9, 3]), np.array([3, 2]))]},
     ...         unit="characters", vocabulary_size=10, special={"separator": 3}, tokenizer=b"{}",
     ...     )
     ...     store.verify()
@@ -111,7 +111,9 @@ def write_store(
     return store
 
 
-def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_size: int) -> Split:
+def _write_split(
+    folder: Path, name: str, chunks: Iterable[TokenChunk], vocabulary_size: int
+) -> Split:
     """Both files of a split, chunk by chunk."""
     dtype = token_dtype(vocabulary_size)
     total = documents = characters = 0

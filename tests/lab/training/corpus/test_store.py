@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from wqk.errors import CorpusError
-from wqk_lab.training.corpus import Chunk, TokenStore, write_store
+from wqk_lab.training.corpus import TokenChunk, TokenStore, write_store
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def copy(store: TokenStore, tmp_path: Path) -> Path:
 
 def written(folder: Path, size: int = 10, **chunk: Any) -> TokenStore:
     tokens, lengths = chunk.get("tokens", [7, 8, 3]), chunk.get("lengths", [3])
-    splits = {"train": [Chunk(np.array(tokens), np.array(lengths), 2)]}
+    splits = {"train": [TokenChunk(np.array(tokens), np.array(lengths), 2)]}
     settings: dict[str, Any] = {"unit": "words", "special": {"separator": 3}, "tokenizer": b"{}"}
     return write_store(folder, splits, vocabulary_size=size, **settings)
 

@@ -15,7 +15,7 @@ from tests.lab.training.corpus.samples import sentences
 from tokenizers import Tokenizer
 
 from wqk.errors import CorpusError
-from wqk_lab.training.corpus import Chunk
+from wqk_lab.training.corpus import TokenChunk
 from wqk_lab.training.corpus.tokenizing import (
     Encoder,
     learn_characters,
@@ -37,7 +37,7 @@ def lowered(text: str) -> str:
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn").lower()
 
 
-def split(chunk: Chunk, separator: int = 3) -> list[list[int]]:
+def split(chunk: TokenChunk, separator: int = 3) -> list[list[int]]:
     """Ids of each document, its separator checked and taken off."""
     assert chunk.lengths.sum() == len(chunk.tokens)
     parts = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1]) if len(chunk.lengths) else []
