@@ -268,12 +268,14 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-    """Probabilities of scores (B, H, I, J); sinks (H,) take their share and are left out."""
-    if sinks is None:
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
-    return softmax(np.concatenate([scores, column], axis=-1), None)[..., :-1]
+    """Return the probabilities of scores (B, H, I, J), without the shares of sinks (H,)."""
+    if sinks is not None:
+        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+        scores = np.concatenate([scores, column], axis=-1)
+    highest = scores.max(axis=-1, keepdims=True)
+    exponentials = np.exp(scores - highest)
+    probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return np.asarray(probabilities if sinks is None else probabilities[..., :-1])
 
 
 def form_difference(block: Block, application: Application | None) -> float | None:

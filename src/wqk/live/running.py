@@ -50,6 +50,8 @@ ROOM = 4
 
 # Side of a picture for models that take pictures of any size.
 SIDE = 64
+# Number of tokens to draw from, for models without a vocabulary.
+CODE_POINTS = 64
 # Rows and columns of a picture that is given as patches.
 PATCHES = (4, 8)
 # Keys for the number of a spectrum's bins.
@@ -143,7 +145,7 @@ def token_input(config: Any, wanted: Wanted) -> Inputs:
         return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
     padding = getattr(config, "pad_token_id", None) or 0
     # Canine has no vocabulary: it reads the code points themselves.
-    vocabulary = getattr(text_config(config), "vocab_size", SIDE)
+    vocabulary = getattr(text_config(config), "vocab_size", CODE_POINTS)
     numbers = wanted.random.integers(0, vocabulary - 1, (EXAMPLES, wanted.length))
     numbers += numbers >= padding
     mask = np.ones_like(numbers)
@@ -152,7 +154,7 @@ def token_input(config: Any, wanted: Wanted) -> Inputs:
 
 
 def image_input(config: Any, wanted: Wanted) -> Inputs:
-    """Random pictures (B, C, S, S), one per text."""
+    """Return random pictures (B, C, S, S), one for each text."""
     part = getattr(config, "vision_config", config)
     size = getattr(part, "image_size", None) or SIDE
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
