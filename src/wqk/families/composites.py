@@ -45,7 +45,7 @@ DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "depth
 
 
 @dataclass(frozen=True)
-class Component:
+class ModelComponent:
     """A part of a composite model.
 
     Attributes
@@ -136,7 +136,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     )
 
 
-def _priority(component: Component, tensors: Tensors) -> tuple[bool, bool]:
+def _priority(component: ModelComponent, tensors: Tensors) -> tuple[bool, bool]:
     """Return a key that sorts parts: parts that names identify first take their tensors."""
     is_plain = component.words[:1] in ((), ("text",), ("decoder",))
     is_named = any(
@@ -145,7 +145,7 @@ def _priority(component: Component, tensors: Tensors) -> tuple[bool, bool]:
     return is_plain, not is_named
 
 
-def _rules_under(prefix: str, component: Component, tensors: Tensors) -> list[AttentionRule]:
+def _rules_under(prefix: str, component: ModelComponent, tensors: Tensors) -> list[AttentionRule]:
     """Return the rules of a part that match tensors under a prefix, as rules of the whole model."""
     matching = [rule for rule in component.family.attention if prefix in prefixes(tensors, rule)]
     stacks = {rule.stack for rule in matching}
@@ -163,7 +163,7 @@ def _rules_under(prefix: str, component: Component, tensors: Tensors) -> list[At
 
 def _components(
     config: Mapping[str, Any], model_type: object, path: str = ""
-) -> Iterator[Component]:
+) -> Iterator[ModelComponent]:
     """Yield the parts of known families, including parts of parts."""
     types = part_types(model_type)
     for key in dict.fromkeys([*config, *types]):
@@ -179,12 +179,12 @@ def _components(
         known = next((kind for kind in kinds if family_of_type(kind)), None)
         family = family_of_type(known)
         if known and family:
-            yield Component(place, value, family, known)
+            yield ModelComponent(place, value, family, known)
         if value is not config and (family is None or family.with_parts):
             yield from _components(value, kinds[0] if kinds else None, place)
 
 
-def _own_prefixes(tensors: Tensors, component: Component, taken: set[str]) -> list[str]:
+def _own_prefixes(tensors: Tensors, component: ModelComponent, taken: set[str]) -> list[str]:
     """Return the prefix of a part's tensors.
 
     There are several prefixes if several modules that are named like the part share its numbers.
@@ -212,7 +212,7 @@ def _words_of(prefix: str) -> list[str]:
     return re.split(r"[._]", prefix.lower())
 
 
-def _names_another_modality(prefix: str, component: Component) -> bool:
+def _names_another_modality(prefix: str, component: ModelComponent) -> bool:
     """Return whether a prefix names another modality than the part's."""
     modalities = component.modalities
     if not modalities or _names_modality(prefix, component, {}):
@@ -228,19 +228,19 @@ def _names_another_modality(prefix: str, component: Component) -> bool:
     )
 
 
-def _names_configuration(prefix: str, component: Component, tensors: Tensors) -> bool:
+def _names_configuration(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether a prefix has the name of the configuration, as in ``geometry_encoder``."""
     name = component.name
     return any(word == name or word.startswith(f"{name}_") for word in prefix.split("."))
 
 
-def _has_first_word(prefix: str, component: Component, tensors: Tensors) -> bool:
+def _has_first_word(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether a word starts like the name: ``patch_encoder``, ``patch_model_config``."""
     first = component.path.rpartition(".")[2].split("_")[0]
     return any(word.split("_")[0] == first for word in prefix.split("."))
 
 
-def _names_modality(prefix: str, component: Component, tensors: Tensors) -> bool:
+def _names_modality(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether a prefix has a word for one of the part's stacks."""
     stack_words: list[str] = []
     for kind in component.words:
@@ -248,20 +248,20 @@ def _names_modality(prefix: str, component: Component, tensors: Tensors) -> bool
     return bool(stack_words) and _any_starts_with(_words_of(prefix), tuple(stack_words))
 
 
-def _has_width(prefix: str, component: Component, tensors: Tensors) -> bool:
+def _has_width(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether a query weight under the prefix has the configured width."""
     width = next((component.config[key] for key in WIDTHS if key in component.config), None)
     return any(width in tensors[name].shape for name in component.queries(tensors, prefix))
 
 
-def _has_depth(prefix: str, component: Component, tensors: Tensors) -> bool:
+def _has_depth(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether there are as many query weights under the prefix as configured layers."""
     depth = next((component.config[key] for key in DEPTHS if key in component.config), None)
     return len(component.queries(tensors, prefix)) == depth
 
 
 # What distinguishes prefixes, tried in this order while there are several.
-CRITERIA: tuple[Callable[[str, Component, Tensors], bool], ...] = (
+CRITERIA: tuple[Callable[[str, ModelComponent, Tensors], bool], ...] = (
     _names_configuration,
     _has_first_word,
     _names_modality,
@@ -270,7 +270,7 @@ CRITERIA: tuple[Callable[[str, Component, Tensors], bool], ...] = (
 )
 
 
-def _stack(component: Component, rule: AttentionRule, stacks: set[str]) -> str:
+def _stack(component: ModelComponent, rule: AttentionRule, stacks: set[str]) -> str:
     """Return the name of a part's stack in the whole model; ``stacks`` are all of the part's."""
     kind = component.words[0] if component.words else component.name
     if not kind or (kind == "text" and rule.stack == "decoder"):

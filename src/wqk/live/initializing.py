@@ -127,7 +127,7 @@ Shapes = dict[str, tuple[int, int, int]]
 Weights = dict[str, np.ndarray]
 
 
-class Kind(NamedTuple):
+class StartKind(NamedTuple):
     """A start: which weights it draws, and how it computes keys from queries."""
 
     name: str
@@ -136,9 +136,9 @@ class Kind(NamedTuple):
     biases: bool = True  # whether the keys' biases are computed in the same way
 
 
-KINDS: Mapping[str, Kind] = {
-    "random": Kind("random"),
-    **{name: Kind(name, turn=turn) for name, turn in TURNS.items()},
+KINDS: Mapping[str, StartKind] = {
+    "random": StartKind("random"),
+    **{name: StartKind(name, turn=turn) for name, turn in TURNS.items()},
 }
 
 # By how much a start's symmetry may differ from its kind's, in float32.
@@ -259,7 +259,7 @@ def _cells(change: LayerChange) -> Iterator[str]:
 
 def initialize_(
     model: Any,
-    kind: str | Kind,
+    kind: str | StartKind,
     *,
     seed: int | None = None,
     head_norm_ratio: float | None = None,
@@ -321,7 +321,7 @@ def initialize_(
     >>> round(report.layers[0].after.symmetry, 6)
     1.0
     """
-    chosen = kind if isinstance(kind, Kind) else KINDS.get(str(kind))
+    chosen = kind if isinstance(kind, StartKind) else KINDS.get(str(kind))
     if chosen is None:
         raise FormError(
             f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}; the paper's other "
@@ -409,7 +409,7 @@ def _writable(parameters: LiveCheckpoint, planned: Sequence[Copies]) -> dict[str
 def _planned(
     checkpoint: Checkpoint,
     plan: AttentionPlan,
-    kind: Kind,
+    kind: StartKind,
     rng: np.random.Generator,
     ratios: Ratios,
 ) -> tuple[LayerScores, Copies]:

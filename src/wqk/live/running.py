@@ -221,7 +221,7 @@ MODEL_INPUTS: dict[str, Callable[..., Inputs]] = {
 PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
-class Run(NamedTuple):
+class ModelRun(NamedTuple):
     """Records of a model's pass."""
 
     records: list[list[Application]]  # every application of the attention of each plan
@@ -238,7 +238,7 @@ def run(
     length: int,
     seed: int,
     flat: bool = False,
-) -> Run:
+) -> ModelRun:
     """Run a model once; arguments and errors as for `wqk.live.verification.verify`.
 
     ``adapter`` is the one that ``ref`` names, if it does not name a model.
@@ -277,12 +277,12 @@ def run(
         except Exception as error:  # the model's own code may fail in any way
             reason = first_line(error)
             raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
-    return Run(records, failures)
+    return ModelRun(records, failures)
 
 
 def run_module(
     module: Any, plans: Sequence[AttentionPlan], batch: Any, flat: bool = False, exact: bool = True
-) -> Run:
+) -> ModelRun:
     """Run a module once with its own batch, in float64 where it is ``exact``; record its blocks.
 
     One that is run ``flat`` loses its tables of rotary positions.
@@ -299,7 +299,7 @@ def run_module(
         recording(module, plans, plans) as records,
     ):
         run_batch(module, batch)
-    return Run(records, [])
+    return ModelRun(records, [])
 
 
 def _without_rotations(module: Any) -> Any:

@@ -46,7 +46,7 @@ from wqk.live.recording import (
     form_difference,
     softmax,
 )
-from wqk.live.running import Run, run, run_module
+from wqk.live.running import ModelRun, run, run_module
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
@@ -370,7 +370,7 @@ def _copied(module: Any) -> Any:
         return deepcopy(module)
 
 
-def _compared(model: Model, measured: Callable[[bool], Run], tolerance: float) -> Verification:
+def _compared(model: Model, measured: Callable[[bool], ModelRun], tolerance: float) -> Verification:
     """Compare a run's blocks with their forms; where they differ, also with flattened attention.
 
     ``measured`` runs the model, plain or flattened: what each block did, and what could not be run.

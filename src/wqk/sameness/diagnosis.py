@@ -36,7 +36,7 @@ from wqk.sameness.weights import SCORES, VALUES, Pair, circuit_parts
 
 
 @dataclass(frozen=True)
-class Explanation:
+class BlockExplanation:
     """Causes that may together explain a block.
 
     Attributes
@@ -95,7 +95,7 @@ def diagnose(
     if means is not None:
         return (means,)
     form = form_restored(models, pair)
-    explanations: list[Explanation] = []
+    explanations: list[BlockExplanation] = []
     for setting_of_form in (None,) if form is None else (form, None):
         settings: list[Mismatch] = []
         plan = pair[1]
@@ -154,7 +154,7 @@ class _DifferingBlock:
         self._settings = settings
         self._expected = Expected(checkpoints, pair)
 
-    def explanations(self) -> Iterator[Explanation]:
+    def explanations(self) -> Iterator[BlockExplanation]:
         """Yield explanations, and end after one that is a single cause and suffices."""
         for findings in _attempts(self._expected, self._neighbors, bool(self._settings)):
             causes = [self._expected.mismatch(finding) for finding in findings]
@@ -165,7 +165,7 @@ class _DifferingBlock:
                 self._with_steps_that_suffice(cause, causes)
                 for cause in _causes_of_forms(differences, self._expected)
             ]
-            explanation = Explanation(
+            explanation = BlockExplanation(
                 causes=(*causes, *self._settings, *remaining),
                 unexplained=sum(cause.unexplained for cause in remaining),
                 without_steps=sum(not cause.steps for cause in remaining),

@@ -37,7 +37,7 @@ MOST_RENEWALS = 5
 WITNESSES, WITNESS = 3, 2**12
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """A range of a file that is held or requested."""
 
     start: int
@@ -99,7 +99,7 @@ class RemoteFile:
         self._lock = threading.Lock()
         # Starts and stops both ascend, so that the last span that starts before a byte holds it, if
         # any does.
-        self._spans: list[Span] = []
+        self._spans: list[ByteSpan] = []
         self._saves = True
         if size is not None:
             self._find_cached()
@@ -129,7 +129,7 @@ class RemoteFile:
                 kept = self.identity is not None and self._cache.save(self.identity, 0, start)
                 known: Future[bytearray | None] = Future()
                 known.set_result(None if kept else start)
-                self._spans.insert(0, Span(0, len(start), known))
+                self._spans.insert(0, ByteSpan(0, len(start), known))
 
     def want(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Start fetching what of these half-open ranges is neither held nor requested."""
@@ -140,7 +140,7 @@ class RemoteFile:
                 self._spans = [s for s in self._spans if s.start < start or s.stop > stop]
             for start, stop in split(joined):
                 coming = self._transfers.submit(self._job(start, stop))
-                self._spans.insert(self._place(start) + 1, Span(start, stop, coming))
+                self._spans.insert(self._place(start) + 1, ByteSpan(start, stop, coming))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, waiting for requests in progress."""
@@ -264,9 +264,9 @@ class RemoteFile:
         identity = self.identity
         for start, stop in self._cache.ranges(identity) if identity else ():
             if stop > (self._spans[-1].stop if self._spans else 0):
-                self._spans.append(Span(start, stop, None))
+                self._spans.append(ByteSpan(start, stop, None))
 
-    def _bytes_of(self, span: Span) -> bytes | bytearray | memoryview | None:
+    def _bytes_of(self, span: ByteSpan) -> bytes | bytearray | memoryview | None:
         """Return the bytes of a span; None if the cache no longer holds them."""
         if span.coming is not None:
             try:
@@ -282,7 +282,7 @@ class RemoteFile:
         assert self.identity is not None
         return self._cache.load(self.identity, span.start, span.stop)
 
-    def _drop(self, span: Span) -> None:
+    def _drop(self, span: ByteSpan) -> None:
         with self._lock:
             self._spans = [other for other in self._spans if other is not span]
 
@@ -290,7 +290,7 @@ class RemoteFile:
         """Index of the last span that starts at or before a byte; -1 where none does."""
         return bisect_right(self._spans, offset, key=lambda span: span.start) - 1
 
-    def _span(self, offset: int) -> Span | None:
+    def _span(self, offset: int) -> ByteSpan | None:
         """Return the span that holds a byte."""
         with self._lock:
             place = self._place(offset)

@@ -24,9 +24,9 @@ from wqk.errors import CheckpointError
 from wqk.live.initializing import (
     KINDS,
     TURNS,
-    Kind,
     Shapes,
     Shared,
+    StartKind,
     Turn,
     Weights,
     indefinite,
@@ -108,17 +108,17 @@ def mimetic(
 FURTHER_TURNS = {**TURNS, "negated": Turn(negated, 1.0), "paired": Turn(paired, 1.0)}
 
 
-def _published(name: str, *roles: str, turn: str = "") -> Kind:
-    return Kind(name, partial(uniform, roles=roles), FURTHER_TURNS.get(turn), biases=False)
+def _published(name: str, *roles: str, turn: str = "") -> StartKind:
+    return StartKind(name, partial(uniform, roles=roles), FURTHER_TURNS.get(turn), biases=False)
 
 
-STARTS: Mapping[str, Kind] = {
+STARTS: Mapping[str, StartKind] = {
     kind.name: kind
     for kind in (
         *KINDS.values(),
-        Kind("negated", turn=FURTHER_TURNS["negated"]),
-        Kind("paired", turn=FURTHER_TURNS["paired"]),
-        Kind("mimetic", mimetic),
+        StartKind("negated", turn=FURTHER_TURNS["negated"]),
+        StartKind("paired", turn=FURTHER_TURNS["paired"]),
+        StartKind("mimetic", mimetic),
         _published("published", "query", "value", turn="symmetric"),
         _published("published-independent", "query", "key", "value"),
         _published("published-indefinite", "query", "value", turn="indefinite"),
