@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from functools import cache
 from importlib import resources
 from typing import Any
+
+import msgspec
 
 # Keys that are read in part, and do more.
 ALSO_UNREAD = re.compile("mrope|^layer_types$")
@@ -153,7 +155,20 @@ def idle_reason(key: str) -> str | None:
 
 def keys_of(*rules: object) -> set[str]:
     """Return the keys that rules read, among the names of tensors and other words of the rules."""
-    return {*READ, *ROTATIONS, *re.findall(r"\w+", repr(rules))}
+    return {*READ, *ROTATIONS, *_words([msgspec.to_builtins(rule) for rule in rules])}
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Yield every word in names and texts of nested tables."""
+    if isinstance(value, str):
+        yield from re.findall(r"\w+", value)
+    elif isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _words(name)
+            yield from _words(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _words(entry)
 
 
 def unread_settings(
