@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests import small
+from tests.command import run as cli
 
 import wqk
 from wqk.errors import OutputError, WqkError
@@ -256,3 +259,39 @@ def test_a_killed_watch_loses_nothing(run: Path, out: Path) -> None:
     *_, table = watched(run, out, until=6)
     assert steps(table) == [1, 2, 3, 4, 5, 6]
     assert len(table) == 6 * 4
+
+
+LIVE = ["--live", "--until", "20", "--every", "0.01"]
+
+
+def test_a_live_watch_redraws_one_table_in_a_terminal(run: Path, out: Path) -> None:
+    for step in (10, 20):
+        checkpoint(run, step)
+    terminal, process_side = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "wqk", "watch", str(run), "-o", str(out), *LIVE]
+    process = subprocess.Popen(
+        command, stdout=process_side, stderr=subprocess.DEVNULL, env=environment
+    )
+    os.close(process_side)
+    pieces = []
+    with contextlib.suppress(OSError):  # the terminal is closed once the process has ended
+        while piece := os.read(terminal, 4096):
+            pieces.append(piece)
+    os.close(terminal)
+    assert process.wait(60) == 0
+    drawn = b"".join(pieces).decode()
+    cursor_up = "\x1b[1A"
+    first, last = drawn.index("step"), drawn.rindex(cursor_up)
+    assert first < last
+    final_table = drawn[last:]
+    assert "10  decoder self" in final_table
+    assert "20  decoder self" in final_table
+
+
+def test_a_live_watch_prints_every_table_in_a_pipe(run: Path, out: Path) -> None:
+    for step in (10, 20):
+        checkpoint(run, step)
+    done = cli("watch", run, "-o", out, *LIVE)
+    assert "\x1b" not in done.stdout
+    assert "20  decoder self" in done.stdout
