@@ -132,7 +132,7 @@ class Bilinear:
         self.matrices = np.random.default_rng(seed).standard_normal((2, 4, 4))
         self.groups = SimpleNamespace(widths=(4, 4))
         self.plan = SimpleNamespace(
-            rule=SimpleNamespace(partial="", whole_score=True),
+            rule=SimpleNamespace(partial="", whole_score=True, joint=False),
             longest=None,
             query=SimpleNamespace(heads=2),
         )

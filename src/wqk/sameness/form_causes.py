@@ -36,7 +36,7 @@ from wqk.sameness.blocks import (
 from wqk.sameness.configured import other_rotary
 from wqk.sameness.contents import equal_parts
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.tolerances import ALIKE_FORMS
+from wqk.sameness.tolerances import ALIKE_FORMS, IN_PLACE, WITH_OWN_KEY
 from wqk.sameness.weights import (
     VALUES,
     Pair,
@@ -45,10 +45,6 @@ from wqk.sameness.weights import (
     scorings,
     sides_of,
 )
-
-# Added to the likeness of heads, far below any difference: among equal heads, the head in place is
-# the best match, and with its own key head even more so.
-IN_PLACE, WITH_OWN_KEY = 1e-6, 2e-6
 
 
 class CircuitDifference(NamedTuple):

@@ -157,7 +157,7 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
     Examples
     --------
     >>> print(pairing([0, 1, 2, 3], [0, 1, 0, 1], 2).reason.partition(": ")[2])
-    query head h belongs to key head h mod 2, is read with h // 2
+    query head h belongs to key head h mod 2; the candidate is read with key head h // 2
     """
     key_of_query = dict(zip(map(int, query_heads), map(int, key_heads), strict=True))
     share = len(key_of_query) // groups

@@ -14,6 +14,9 @@ RESOLUTION = 1e-7
 # Signatures of the same heads have at least this cosine; those of quantized ones less, by twice the
 # square of what rounding explains of their distance, but never less than the second.
 ALIKE_FORMS, LEAST_ALIKE = 0.99, 0.8
+# Added to the likeness of heads, far below any difference: among equal heads, the head in place is
+# the best match, and with its own key head even more so.
+IN_PLACE, WITH_OWN_KEY = 1e-6, 2e-6
 # Far below any tolerance: stands for that of a pruned head, which is 0.
 TINY = 1e-30
 # From this share of what quantization explains on, columns are looked for in other groups.

@@ -81,7 +81,7 @@ def test_what_is_detectable_is_detected_in_four_of_five_trials() -> None:
         paired(rng.normal(0, 1.0, 12).tolist()).detectable or 0 for _ in range(600)
     ]
     # At the power that was asked for, the effect and the detectable one agree.
-    assert power(float(np.mean(detectable_effects))) == pytest.approx(0.8, abs=0.04)
+    assert share_detected(float(np.mean(detectable_effects))) == pytest.approx(0.8, abs=0.04)
     assert share_detected(0.5) < 0.5
 
 

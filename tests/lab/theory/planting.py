@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +64,13 @@ def subject(objective: Any = "masked", batches: int = U) -> Subject:
     return Subject("planted", None, objective, tokens, mask, mask_share=0.5)
 
 
+class PlantedEvidence(Evidence):
+    """Evidence whose passes yield the gradients that were planted."""
+
+    def passes(self) -> Iterator[list[LayerGradient]]:
+        yield from self.gradients
+
+
 def evidence(
     make: Callable[[np.random.Generator, int, int], LayerGradient] | None = None,
     objective: Any = "masked",
@@ -72,7 +79,7 @@ def evidence(
     **kept: Any,
 ) -> Evidence:
     """Evidence whose gradients a function makes of randomness, batch and layer."""
-    made = Evidence(subject(objective), text or subjects.text())
+    made = PlantedEvidence(subject(objective), text or subjects.text())
     plans = [block.plan for block in blocks()]
     random = np.random.default_rng(seed)
     planted: dict[str, Any] = {"plans": plans, "blocks": blocks(), **kept}
