@@ -41,7 +41,7 @@ def rows() -> Iterator[str]:
         mismatch = same(originals, StateDict(tensors, config, "copy")).causes[0].mismatch
         threads = ", ".join(map(_link, mistake.threads)) or "–"
         code = statement(mismatch)
-        yield f"| {mistake.what} | {threads} | {_cell(mismatch.reason)} | `{_cell(code)}` |"
+        yield f"| {mistake.description} | {threads} | {_cell(mismatch.reason)} | `{_cell(code)}` |"
 
 
 def statement(mismatch: Mismatch) -> str:

@@ -1,4 +1,4 @@
-"""Linear attention in encoders and in decoders, and softmax beside it: what their forms become.
+"""Compare the forms of linear attention and of softmax, in encoders and in decoders.
 
 ``python examples/linear.py wikipedia.jsonl.xz runs.csv --seeds 1-5`` trains small pre-norm models
 of `transformers` on characters: an encoder that fills in masked characters and a decoder that

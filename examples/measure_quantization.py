@@ -1,4 +1,4 @@
-"""How far quantization moves the forms and the scores of small models: what docs/formats.md shows.
+"""Measure how far quantization moves forms and scores of small models, for docs/formats.md.
 
     python examples/measure_quantization.py stories260k llama2xs-260k all-MiniLM-L6-v2 RXNMapper
 

@@ -1,4 +1,4 @@
-"""What in a symmetric start helps? Starts that do one thing of it each; uses nothing of wqk.
+"""Train models whose start has one effect of a symmetric start each; without wqk.
 
 ``python examples/starts.py wikipedia.jsonl.xz starts.csv --seeds 1-15`` trains small BERTs of
 `transformers` on characters, one for each arm and seed, and adds a line to the table when one has

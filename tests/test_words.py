@@ -32,6 +32,8 @@ FOLDERS = (
     "tests/live",
     "tests/checkpoints",
     "tests/families",
+    "tests/sameness",
+    "tests/attacks",
 )
 
 OPENERS = re.compile(r"(what|whether|how|which|where|of|whose|who)\b", re.IGNORECASE)

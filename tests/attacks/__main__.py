@@ -24,16 +24,16 @@ def main() -> int:
     total: Counter[Outcome] = Counter()
     for name in arguments.names or ATTACKS:
         attack, count = ATTACKS[name]
-        found = []
+        case_findings = []
         for seed in arguments.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                found += findings(attack, Path(folder), arguments.count or count, seed)
-            counts = {str(outcome): number for outcome, number in counted(found).items()}
+                case_findings += findings(attack, Path(folder), arguments.count or count, seed)
+            counts = {str(outcome): number for outcome, number in counted(case_findings).items()}
             print(f"{name}, up to seed {seed}: {counts}", file=sys.stderr, flush=True)
-        counts = counted(found)
+        counts = counted(case_findings)
         total += counts
         print(f"| {name} |", " | ".join(str(counts[o]) for o in Outcome), "|", flush=True)
-        faults = [finding for finding in found if finding.outcome in FAULTS]
+        faults = [finding for finding in case_findings if finding.outcome in FAULTS]
         for finding in faults[: arguments.faults]:
             print(f"{finding.outcome}: {finding.description}\n    {finding.detail[:300]}")
     print("| together |", " | ".join(str(total[outcome]) for outcome in Outcome), "|")

@@ -35,7 +35,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def update_of(name: str, settings: dict[str, Any], factors: Tensors) -> np.ndarray | float:
-    """What an adapter adds to one weight, as PEFT computes it."""
+    """Update of one weight by an adapter, as PEFT computes it."""
     module = name.removesuffix(".weight")
     stem = f"base_model.model.{module}"
     # Also under the names that they have in a model's own state.

@@ -86,17 +86,17 @@ class Changing:
         Handle.read_into = self._plain  # type: ignore[method-assign]
 
 
-def apply(change: str, files: list[Path], others: dict[str, bytes], place: float) -> None:
-    """Change the files; ``others`` are what the new model's files hold."""
+def apply(change: str, files: list[Path], new_contents: dict[str, bytes], place: float) -> None:
+    """Change the files, to the contents of the new model's files or by damage."""
     for path in files:
         size = path.stat().st_size
         at = int(place * size)
         if change == "renamed":
-            beside = path.with_name(f".{path.name}")
-            beside.write_bytes(others[path.name])
-            beside.replace(path)
+            temporary = path.with_name(f".{path.name}")
+            temporary.write_bytes(new_contents[path.name])
+            temporary.replace(path)
         elif change == "written":
-            path.write_bytes(others[path.name])
+            path.write_bytes(new_contents[path.name])
         elif change == "truncated":
             os.truncate(path, at)
         elif change == "cut by one":
@@ -122,7 +122,10 @@ def attack(folder: Path, dice: Random) -> Iterator[Case]:
         both = [written(folder / f"{layout} {seed}", layout, seed) for seed in (1, 2)]
         truths[layout] = (scores_of(wqk.scan(both[0])), scores_of(wqk.scan(both[1])))
         folders = [folder / f"{layout} {seed}" for seed in (1, 2)]
-        files = [{path.name: path.read_bytes() for path in own.iterdir()} for own in folders]
+        files = [
+            {path.name: path.read_bytes() for path in layout_folder.iterdir()}
+            for layout_folder in folders
+        ]
         contents[layout] = (files[0], files[1])
     while True:
         layout = dice.choice(LAYOUTS)

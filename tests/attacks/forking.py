@@ -86,10 +86,10 @@ def attack(folder: Path, dice: Random) -> Iterator[Case]:
                 return are_equal(forms_of(model, [1, 0]), truth)
 
             waiting = [in_child(work) for _ in range(children)]
-            own = are_equal(forms_of(model, [0, 1]), truth)
+            parent_agrees = are_equal(forms_of(model, [0, 1]), truth)
             ends = [wait() for wait in waiting]
-            again = are_equal(forms_of(wqk.open(refs[layout]), [0, 1]), truth)
-            ends += ["right" if np.all([own, again]) else "wrong"]
+            reopened_agrees = are_equal(forms_of(wqk.open(refs[layout]), [0, 1]), truth)
+            ends += ["right" if np.all([parent_agrees, reopened_agrees]) else "wrong"]
             if "hung" in ends:
                 raise AssertionError("a forked process did not end")
             if "failed" in ends:

@@ -1,4 +1,4 @@
-"""``same --up-to``: rewritten models, some of them damaged, beside their own logits in float64."""
+"""``same --up-to``: rewritten and damaged models, compared with their own logits in float64."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def rewritten(tensors: Tensors, freedoms: set[str], random: np.random.Generator)
             members = [random.permutation(HEADS // KEY_HEADS) for _ in groups]
             order = np.concatenate(
                 [
-                    group * (HEADS // KEY_HEADS) + own
-                    for group, own in zip(groups, members, strict=True)
+                    group * (HEADS // KEY_HEADS) + member
+                    for group, member in zip(groups, members, strict=True)
                 ]
             )
             for side, heads in (("q", order), ("k", groups), ("v", groups)):

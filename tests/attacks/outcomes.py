@@ -115,9 +115,9 @@ def findings(attack: Attack, folder: Path, count: int, seed: int = 0) -> list[Fi
     return [outcome_of(case) for case in islice(attack(folder, Random(seed)), count)]
 
 
-def counted(found: list[Finding]) -> Counter[Outcome]:
+def counted(case_findings: list[Finding]) -> Counter[Outcome]:
     """Number of cases by outcome."""
-    return Counter(finding.outcome for finding in found)
+    return Counter(finding.outcome for finding in case_findings)
 
 
 # Scores of forms, in wqk and in float64: of each kind, layer and head the symmetry and the norm.

@@ -16,7 +16,7 @@ from tests.attacks import (
 )
 from tests.attacks.outcomes import Attack
 
-# The campaign runs so many seeds: 24,000 cases.
+# Number of seeds of the campaign, which runs 24,000 cases.
 SEEDS = 16
 ATTACKS: dict[str, tuple[Attack, int]] = {
     "hybrid models": (hybrids.attack, 250),

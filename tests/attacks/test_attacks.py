@@ -22,6 +22,6 @@ def campaign() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "count", "seed"), [*campaign()])
 def test_damaged_input_is_read_right_or_refused(name, count, seed, tmp_path):
     attack, _ = ATTACKS[name]
-    found = findings(attack, tmp_path, count, seed)
-    assert [finding for finding in found if finding.outcome in FAULTS] == []
-    assert counted(found)[Outcome.RIGHT]
+    case_findings = findings(attack, tmp_path, count, seed)
+    assert [finding for finding in case_findings if finding.outcome in FAULTS] == []
+    assert counted(case_findings)[Outcome.RIGHT]

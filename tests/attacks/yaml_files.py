@@ -95,8 +95,8 @@ def truth(text: str, tensors: dict[str, np.ndarray]) -> Scores:
     for layer in range(2):
         weight = tensors[f"transformer.h.{layer}.attn.qkv.weight"].astype(np.float64)
         # LitGPT takes n_embd / n_head where the file is silent; the rows prove the width.
-        width, rest = divmod(len(weight), heads + 2 * groups)
-        if rest:
+        width, remainder = divmod(len(weight), heads + 2 * groups)
+        if remainder:
             raise Meaningless(f"{len(weight)} rows in {heads} heads and {groups} groups")
         if settings.get("head_size", width) not in (width, None):
             raise Meaningless(f"head_size = {settings['head_size']!r}")

@@ -14,7 +14,7 @@ RANK, ALPHA = 4, 16
 def adapter_on(
     folder: Path, tensors: dict[str, np.ndarray], config: dict[str, Any], size: float = 0.1
 ) -> tuple[Path, dict[str, np.ndarray]]:
-    """The adapter's folder, beside its base; and what it adds to the tensors."""
+    """Save an adapter next to its base model; return its folder and its update of each tensor."""
     base = small.save(folder / "base", tensors, config)
     random, factors, update = np.random.default_rng(3), {}, {}
     for name, value in tensors.items():

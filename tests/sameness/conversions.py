@@ -1,6 +1,6 @@
 """Mistakes that conversions make, rebuilt on tiny models; most from public threads on them.
 
-Each row changes a right conversion as its threads tell. `tests.sameness.test_conversions` checks
+Each row changes a right conversion as its threads report. `tests.sameness.test_conversions` checks
 that the mistake is named, and that the repair makes the two checkpoints the same; the table of the
 page "Check a conversion" is written from these rows by ``docs/generate_conversions.py``.
 
@@ -28,24 +28,24 @@ class Conversion:
 
     Attributes
     ----------
-    what
-        What was done, in a phrase.
+    description
+        The mistake, in a phrase.
     threads
-        Public threads that report it, as ``owner/repository#number``; none for what no thread
-        was found that says it plainly.
+        Public threads that report the mistake, as ``owner/repository#number``; empty if no thread
+        was found that reports it plainly.
     model
-        Of which model; a key of `CONFIGS`.
+        The model that is converted; a key of `CONFIGS`.
     change
         Makes the mistake in a copy of the right tensors and configuration.
     verdict
-        The kind of mismatch that it is.
+        The kind of mismatch.
     named
-        What the reason has to say.
+        A part of the reason.
     layers
         The blocks that differ; all of them if empty.
     """
 
-    what: str
+    description: str
     threads: tuple[str, ...]
     model: str
     change: Callable[[Tensors, dict[str, Any]], None]
@@ -151,7 +151,7 @@ def halves(value: np.ndarray, heads: int) -> np.ndarray:
 
 
 def pairs(value: np.ndarray, heads: int) -> np.ndarray:
-    """Its inverse, `permute` of llama.cpp's conversion."""
+    """`permute` of llama.cpp's conversion, the inverse of `halves`."""
     row_shape = value.shape[1:]
     return value.reshape(heads, 2, -1, *row_shape).swapaxes(1, 2).reshape(value.shape)
 
@@ -162,7 +162,7 @@ HEADS = {"q": H, "k": G}
 def edit(
     sides: str,
     change: Callable[[np.ndarray, int], np.ndarray],
-    what: str = "proj.weight",
+    ending: str = "proj.weight",
     layer: str = "",
 ) -> Callable[[Tensors, dict[str, Any]], None]:
     """Change the projections of these sides, given each side's number of heads."""
@@ -170,7 +170,7 @@ def edit(
     def apply(tensors: Tensors, config: dict[str, Any]) -> None:
         for name, value in tensors.items():
             for side in sides:
-                if f".{side}_{what}" in name and f"layers.{layer}" in name:
+                if f".{side}_{ending}" in name and f"layers.{layer}" in name:
                     tensors[name] = np.ascontiguousarray(change(value, HEADS[side]), np.float32)
 
     return apply
@@ -211,8 +211,8 @@ def renamed(ending: str, change: Callable[[np.ndarray], np.ndarray | None]) -> A
 def swap(first: str, second: str) -> Callable[[Tensors, dict[str, Any]], None]:
     def apply(tensors: Tensors, config: dict[str, Any]) -> None:
         for name in [n for n in tensors if n.endswith(first)]:
-            other = name.removesuffix(first) + second
-            tensors[name], tensors[other] = tensors[other], tensors[name]
+            partner = name.removesuffix(first) + second
+            tensors[name], tensors[partner] = tensors[partner], tensors[name]
 
     return apply
 
@@ -295,7 +295,7 @@ def rolled(fused: np.ndarray) -> np.ndarray:
     return np.concatenate([fused[H * R : (H + G) * R], fused[: H * R], fused[(H + G) * R :]])
 
 
-# What makes each mistake, in a copy of the right tensors and configuration.
+# The change that makes each mistake, in a copy of the right tensors and configuration.
 CHANGES: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "Meta's weights renamed, their rows not permuted for halves": edit("qk", pairs),
     "permuted although the rows lay in halves already": edit("qk", halves),
@@ -359,7 +359,7 @@ CHANGES: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
 }
 MISTAKES = tuple(
     Conversion(
-        change=CHANGES[row["what"]],
+        change=CHANGES[row["description"]],
         **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()},
     )
     for row in cases(__file__, "mistakes")

@@ -1,4 +1,4 @@
-"""What conversions do to stored weights: each cause times each layout, seen, named and undone.
+"""Mistakes of conversions: each cause in each layout is seen, named and undone.
 
 A plant changes rows of sides, as they are (heads, R, D), whatever tensors of a layout hold them; or
 whole tensors as ``nn.Linear`` has them, (n, D); or biases, gains and sinks. The numbers of a layout
@@ -100,11 +100,11 @@ def right(layout: str) -> tuple[Tensors, dict[str, Any], tuple[AttentionPlan, ..
 
 
 class Numbers(NamedTuple):
-    """Of a side: heads of queries and of keys, its own heads, width, how much of it turns."""
+    """Sizes of a side: heads of queries, keys and the side, head width, rotated dimensions."""
 
     heads: int
     groups: int
-    own: int
+    side_heads: int
     width: int
     turned: int
     random: np.random.Generator
@@ -113,33 +113,33 @@ class Numbers(NamedTuple):
 
 
 class Plant(NamedTuple):
-    """A mistake: on which sides, what it does to one, and what it may be called."""
+    """A mistake: the sides that it changes, the change, and the causes that may be named."""
 
-    what: str
+    description: str
     on: str  # of q k v o: sides, one after the other; of their whole weights; or biases, gains
     change: Callable[[Array, Numbers], Array | None]
     kinds: tuple[Kind, ...]
 
 
 def halved(w: Array, n: Numbers, heads: int = 0) -> Array:
-    """Rotary pairs of each head from side by side to halves."""
-    count = heads or n.own
-    whole = n.turned == n.width or heads
-    part = w.reshape(count, -1, w.shape[-1]) if whole else w[:, : n.turned]
+    """Store the rotary pairs of each head, which lie side by side, as halves."""
+    count = heads or n.side_heads
+    is_whole = n.turned == n.width or heads
+    part = w.reshape(count, -1, w.shape[-1]) if is_whole else w[:, : n.turned]
     turned = part.reshape(count, -1, 2, w.shape[-1]).swapaxes(1, 2).reshape(part.shape)
-    out = turned if whole else np.concatenate([turned, w[:, n.turned :]], axis=1)
+    out = turned if is_whole else np.concatenate([turned, w[:, n.turned :]], axis=1)
     return out.reshape(w.shape)
 
 
 def paired(w: Array, n: Numbers, heads: int = 0) -> Array:
-    """Its inverse."""
-    rows = np.arange(n.own * n.width).reshape(n.own, n.width, 1)
+    """Undo `halved`: store rotary halves as pairs."""
+    rows = np.arange(n.side_heads * n.width).reshape(n.side_heads, n.width, 1)
     order = halved(rows, n, heads).ravel()
     return w.reshape(-1, w.shape[-1])[np.argsort(order)].reshape(w.shape)
 
 
-def some(w: Array, n: Numbers, values: Any) -> Array:
-    """The second head others."""
+def with_second_head(w: Array, n: Numbers, values: Any) -> Array:
+    """Replace the second head."""
     w = w.copy()
     w[1] = values
     return w
@@ -180,11 +180,11 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         "converted with another number of heads",
         "q k",
-        lambda w, n: halved(w, n, n.own // 3) if n.own % 3 == 0 else None,
+        lambda w, n: halved(w, n, n.side_heads // 3) if n.side_heads % 3 == 0 else None,
         ROWS,
     ),
     Plant("dimensions rolled in each head", "q k v", lambda w, n: np.roll(w, 1, 1), ROWS),
-    Plant("heads exchanged", "q k v o", lambda w, n: w[[1, 0, *range(2, n.own)]], MOVED),
+    Plant("heads exchanged", "q k v o", lambda w, n: w[[1, 0, *range(2, n.side_heads)]], MOVED),
     Plant("heads rolled", "q k v o", lambda w, n: np.roll(w, 1, 0), MOVED),
     Plant("heads in reverse order", "q k v o", lambda w, n: w[::-1], MOVED),
     Plant(
@@ -203,18 +203,20 @@ PLANTS: tuple[Plant, ...] = (
         lambda w, n: w.reshape(-1, w.shape[-1])[::-1].reshape(w.shape),
         (*ROWS, *MOVED),
     ),
-    Plant("a head copied", "q k v o", lambda w, n: some(w, n, w[0]), (K.COPIES,)),
+    Plant("a head copied", "q k v o", lambda w, n: with_second_head(w, n, w[0]), (K.COPIES,)),
     Plant(
         "a head drawn anew",
         "q k v o",
-        lambda w, n: some(w, n, 0.02 * n.random.standard_normal(w[0].shape)),
+        lambda w, n: with_second_head(w, n, 0.02 * n.random.standard_normal(w[0].shape)),
         (K.STRANGERS,),
     ),
-    Plant("a head pruned", "q k v o", lambda w, n: some(w, n, 0), (K.STRANGERS, K.ZERO)),
+    Plant(
+        "a head pruned", "q k v o", lambda w, n: with_second_head(w, n, 0), (K.STRANGERS, K.ZERO)
+    ),
     Plant(
         "heads averaged",
         "q k v",
-        lambda w, n: None if n.own < 2 else np.broadcast_to(w.mean(axis=0), w.shape).copy(),
+        lambda w, n: None if n.side_heads < 2 else np.broadcast_to(w.mean(axis=0), w.shape).copy(),
         (K.AVERAGED,),
     ),
     Plant(
@@ -259,7 +261,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant("sides exchanged", "qk kv", elsewhere, (K.EXCHANGED, K.TENSOR)),
     *(
         Plant(
-            f"{what}, blocks of {size}",
+            f"{description}, blocks of {size}",
             "q! k! v! o!",
             lambda w, n, change=change, size=size: (
                 blocks(w, change, size) if w.shape[1] % size == 0 else None
@@ -267,7 +269,7 @@ PLANTS: tuple[Plant, ...] = (
             (kind,),
         )
         for size in (32, 16)
-        for what, change, kind in (
+        for description, change, kind in (
             (
                 "scales of other rows",
                 lambda b: b / largest(b) * np.roll(largest(b), 1, axis=0),
@@ -307,8 +309,8 @@ PLANTS: tuple[Plant, ...] = (
         (K.TRANSPOSED,),
     ),
     *(
-        Plant(f"fused {what}", "q!", change, (K.FUSED,))
-        for what, change in (
+        Plant(f"fused {description}", "q!", change, (K.FUSED,))
+        for description, change in (
             ("in sections", lambda w, n: joined(n, "qkv", 1)),
             ("in the order k q v", lambda w, n: joined(n, "kqv", 1)),
             ("in the order v k q", lambda w, n: joined(n, "vkq", 1)),
@@ -325,8 +327,8 @@ PLANTS: tuple[Plant, ...] = (
         (*MOVED, *ROWS),
     ),
     *(
-        Plant(f"{what} biases", "qb kb vb", change, (K.BIASES,))
-        for what, change in (
+        Plant(f"{description} biases", "qb kb vb", change, (K.BIASES,))
+        for description, change in (
             ("no", lambda w, n: 0 * w),
             ("other", lambda w, n: n.random.standard_normal(w.shape)),
             ("rolled", lambda w, n: np.roll(w, 1)),
@@ -334,8 +336,8 @@ PLANTS: tuple[Plant, ...] = (
         )
     ),
     *(
-        Plant(f"{what} gains", "qn kn q# k#", change, (K.NORM, K.SCALED))
-        for what, change in (
+        Plant(f"{description} gains", "qn kn q# k#", change, (K.NORM, K.SCALED))
+        for description, change in (
             ("one more in", lambda w, n: w + 1),
             ("one less in", lambda w, n: w - 1),
             ("plain", lambda w, n: np.ones_like(w)),
@@ -343,8 +345,8 @@ PLANTS: tuple[Plant, ...] = (
         )
     ),
     *(
-        Plant(f"{what} sinks", "s", change, (K.SINKS,))
-        for what, change in (
+        Plant(f"{description} sinks", "s", change, (K.SINKS,))
+        for description, change in (
             ("no", lambda w, n: 0 * w),
             ("rolled", lambda w, n: np.roll(w, 1)),
             ("other", lambda w, n: w + 0.5),
@@ -366,8 +368,8 @@ class Setting(NamedTuple):
 
     layout: str
     changes: dict[str, Any]
-    of_attention: bool = False  # whether `same` compares it without `--all`
-    says: tuple[str, ...] = ()  # beside the setting's name
+    of_attention: bool = False  # compared by `same` without `--all`, too
+    says: tuple[str, ...] = ()  # parts of the reasons, besides the setting's name
 
 
 SETTINGS = (
@@ -389,11 +391,11 @@ class Case(NamedTuple):
     layers: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.layout}: {self.plant.what}, {self.on}, layers {self.layers}"
+        return f"{self.layout}: {self.plant.description}, {self.on}, layers {self.layers}"
 
 
 def cases(layout: str) -> list[Case]:
-    """All that a layout has; some change nothing, and are no mistakes."""
+    """All cases of a layout; cases that change nothing are no mistakes."""
     return [
         Case(layout, plant, on, layers)
         for plant in PLANTS
@@ -425,53 +427,55 @@ def planted(case: Case) -> Tensors | None:
 
 
 def exchanged(plan: AttentionPlan, before: AttentionPlan, case: Case) -> dict[str, str]:
-    """Which tensor takes whose place: of the layer before, or of the other side."""
+    """Source of each replaced tensor: the layer before, or the other side."""
     sides = [getattr(plan, SIDES[letter]) for letter in case.on]
-    of = (
+    sources = (
         sides[::-1]
-        if "exchanged" in case.plant.what
+        if "exchanged" in case.plant.description
         else [getattr(before, SIDES[o]) for o in case.on]
     )
-    pairs = zip(sides, of, strict=True)
+    pairs = zip(sides, sources, strict=True)
     return {a.tensor: b.tensor for a, b in pairs if a and b and a.tensor != b.tensor}
 
 
 class Side(NamedTuple):
-    """What a plant changes: rows of a side, a whole weight, or a vector."""
+    """A place that a plant changes: rows of a side, a whole weight, or a vector."""
 
     side: Any
     name: str
-    what: str  # rows, weight or vector
-    one: Any  # the projection
+    kind: str  # rows, weight or vector
+    projection: Any
     rows: Any = None  # of a vector
     flip: bool = False
 
     def take(self, tensors: Tensors) -> Array:
         """The rows (heads, R, D), the weight (n, D), or the vector."""
         stored = tensors[self.name]
-        if self.what == "vector":
+        if self.kind == "vector":
             return stored.reshape(-1)[self._at(stored)]
-        if self.what == "weight":
+        if self.kind == "weight":
             return stored.T if self.flip else stored
-        rows = self.one.part.rows
-        return self.one.take(np.concatenate([stored[slice(*e)] for e in rows]) if rows else stored)
+        rows = self.projection.part.rows
+        return self.projection.take(
+            np.concatenate([stored[slice(*e)] for e in rows]) if rows else stored
+        )
 
     def put(self, tensors: Tensors, value: Array) -> None:
-        """Write it into a copy."""
+        """Write the rows, the weight, or the vector into a copy of the tensor."""
         copy = tensors[self.name] = tensors[self.name].copy()
-        if self.what == "vector":
+        if self.kind == "vector":
             copy.reshape(-1)[self._at(copy)] = value
-        elif self.what == "weight":
+        elif self.kind == "weight":
             copy[:] = value.T if self.flip else value
         else:
-            self.one.put(copy, value)
+            self.projection.put(copy, value)
 
     def _at(self, stored: Array) -> Array:
         return np.concatenate([np.arange(*e) for e in self.rows or ((0, stored.size),)])
 
 
 def places(plan: AttentionPlan, on: str) -> Iterator[Side]:
-    """What a plant changes of a block."""
+    """Yield the places of a block that a plant changes."""
     turns = turned(plan)
     if on == "s" and plan.sinks:
         yield Side(plan.query, plan.sinks.name, "vector", None, plan.sinks.rows)
@@ -495,20 +499,29 @@ def places(plan: AttentionPlan, on: str) -> Iterator[Side]:
 
 
 def turned(plan: AttentionPlan) -> int:
-    """How many dimensions of a head turn with positions."""
+    """Number of dimensions of a head that turn with positions."""
     rotary = plan.rotary or plan.axial
     return 0 if rotary is None else 2 * len(rotary.frequencies)
 
 
 def numbers(plan: AttentionPlan, side: Any, original: Tensors) -> Numbers:
-    """Those of a side."""
+    """Sizes of a side, and what plants need besides."""
     projection = side.projection.outer if isinstance(side.projection, Composed) else side.projection
     norm, parts = side.input_norm, []
-    for other in (plan.query, plan.key, plan.value):
-        of = other and other.projection
-        if of and not isinstance(of, Composed) and of.tensor == projection.tensor and of.outputs:
-            whole = original[of.tensor].T if of.transposed else original[of.tensor]
-            parts.append(np.concatenate([whole[slice(*ends)] for ends in of.outputs]))
+    for fused_side in (plan.query, plan.key, plan.value):
+        side_projection = fused_side and fused_side.projection
+        if (
+            side_projection
+            and not isinstance(side_projection, Composed)
+            and side_projection.tensor == projection.tensor
+            and side_projection.outputs
+        ):
+            stored = (
+                original[side_projection.tensor].T
+                if side_projection.transposed
+                else original[side_projection.tensor]
+            )
+            parts.append(np.concatenate([stored[slice(*ends)] for ends in side_projection.outputs]))
     return Numbers(
         plan.query.heads,
         plan.key.heads,
@@ -522,11 +535,11 @@ def numbers(plan: AttentionPlan, side: Any, original: Tensors) -> Numbers:
 
 
 class Verdict(NamedTuple):
-    """What became of a plant."""
+    """Outcome of a plant."""
 
     named: str  # unseen, tensor, distance, partly, wrong or right
     repaired: bool | None  # whether the repair made them the same; None where none is printed
-    said: str
+    sentence: str
 
 
 def tried(case: Case) -> Verdict | None:

@@ -29,8 +29,8 @@ def written(folder: Path) -> tuple[Path, Path, dict[str, Any]]:
     values are one tensor.
     """
 
-    def tower(of: dict[str, int]) -> dict[str, int]:
-        return sizes(of["width"], of["layers"], of["heads"], intermediate_size=32)
+    def tower(measures: dict[str, int]) -> dict[str, int]:
+        return sizes(measures["width"], measures["layers"], measures["heads"], intermediate_size=32)
 
     torch.manual_seed(0)
     config = transformers.CLIPConfig(
@@ -42,16 +42,22 @@ def written(folder: Path) -> tuple[Path, Path, dict[str, Any]]:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
     model.save_pretrained(folder / "hf")
-    theirs, tensors = model.state_dict(), {}
+    transformers_tensors, tensors = model.state_dict(), {}
     for part, name in PARTS.items():
         for layer in range((VISION if part == "vision_model" else TEXT)["layers"]):
             at, to = f"{part}.encoder.layers.{layer}", f"{name}.resblocks.{layer}"
             for kind in ("weight", "bias"):
-                sides = [theirs[f"{at}.self_attn.{side}_proj.{kind}"] for side in "qkv"]
+                sides = [
+                    transformers_tensors[f"{at}.self_attn.{side}_proj.{kind}"] for side in "qkv"
+                ]
                 tensors[f"{to}.attn.in_proj_{kind}"] = torch.cat(sides)
-                tensors[f"{to}.attn.out_proj.{kind}"] = theirs[f"{at}.self_attn.out_proj.{kind}"]
-                for norm, other in NORMS.items():
-                    tensors[f"{to}.{other}.{kind}"] = theirs[f"{at}.{norm}.{kind}"]
+                tensors[f"{to}.attn.out_proj.{kind}"] = transformers_tensors[
+                    f"{at}.self_attn.out_proj.{kind}"
+                ]
+                for norm, openclip_norm in NORMS.items():
+                    tensors[f"{to}.{openclip_norm}.{kind}"] = transformers_tensors[
+                        f"{at}.{norm}.{kind}"
+                    ]
     (folder / "open").mkdir()
     # Their order in the file is no order of towers or layers.
     names = random.Random(0).sample(sorted(tensors), len(tensors))

@@ -21,7 +21,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.sameness.mismatches import unexplained
 from wqk.sameness.same import same
 
-IDS = [mistake.what for mistake in MISTAKES]
+IDS = [mistake.description for mistake in MISTAKES]
 
 
 def wrong(mistake: Conversion) -> tuple[Tensors, dict[str, Any]]:
@@ -35,8 +35,8 @@ def compared(mistake: Conversion, tensors: Tensors, config: dict[str, Any]) -> A
 
 
 @cache
-def found(mistake: Conversion) -> Any:
-    """What `same` says of the mistake."""
+def comparison_of(mistake: Conversion) -> Any:
+    """Comparison of the original with the mistaken copy."""
     return compared(mistake, *wrong(mistake))
 
 
@@ -49,7 +49,7 @@ def test_a_right_conversion_is_the_same(model: str) -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)
 def test_the_mistake_is_named(mistake: Conversion) -> None:
-    differing = [block for block in found(mistake).blocks if not block.same]
+    differing = [block for block in comparison_of(mistake).blocks if not block.same]
     assert [b.layer for b in differing] == list(mistake.layers or range(LAYERS))
     for block in differing:
         reasons = {cause.verdict: cause.reason for cause in block.mismatches}
@@ -64,7 +64,7 @@ def test_the_repair_makes_them_the_same(mistake: Conversion) -> None:
     """The code that is printed, run on the tensors of the blocks that it is printed for."""
     tensors, config = wrong(mistake)
     original = right(mistake.model)
-    mend(found(mistake).repair, tensors, original[0], config)
+    mend(comparison_of(mistake).repair, tensors, original[0], config)
     assert compared(mistake, tensors, config).same
 
 
@@ -93,9 +93,9 @@ def test_an_adapter_that_is_known_says_how_it_was_merged(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("last", "ending"),
     [(9e-5, "0 1 2; just within the tolerance in head 3 (9e-05)"), (1e-5, "alone")],
 )
-def test_heads_that_nearly_differ_are_not_left_out(last: float, said: str) -> None:
+def test_heads_that_nearly_differ_are_not_left_out(last: float, ending: str) -> None:
     distances = np.array([0.2, 0.3, 0.25, last])
-    assert unexplained(distances, distances / 1e-4).reason.endswith(said)
+    assert unexplained(distances, distances / 1e-4).reason.endswith(ending)

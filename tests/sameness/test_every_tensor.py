@@ -11,7 +11,8 @@ from tools.deriving.building import build
 import wqk
 from wqk.checkpoints.modules import StateDict
 
-# Biases of keys, which add the same to all scores of a query; and tables that are made anew.
+# Biases of keys, which add the same to all scores of a query; and tables that are computed when a
+# model is loaded.
 WITHOUT_EFFECT = re.compile(r"(?:\bk|key|k_proj|linear_k|key_proj)\.bias$|inv_freq$")
 TYPES = ["llama", "persimmon", "minimax", "whisper", "esm", "olmo2", "qwen3_next", "gpt_oss"]
 

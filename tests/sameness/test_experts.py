@@ -21,10 +21,10 @@ Tensors = dict[str, np.ndarray]
 ORDER = [2, 0, 3, 1]
 
 
-def moved(tensors: Tensors, which: Callable[[str], bool]) -> Tensors:
+def moved(tensors: Tensors, is_moved: Callable[[str], bool]) -> Tensors:
     """Experts, or their routers, in another order."""
     return {
-        name: value[ORDER] if which(name) and value.shape[0] == 4 else value
+        name: value[ORDER] if is_moved(name) and value.shape[0] == 4 else value
         for name, value in tensors.items()
     }
 
@@ -46,8 +46,8 @@ def test_experts_in_any_order(name: str) -> None:
     tensors = {n: v.float().numpy() for n, v in model.state_dict().items()}
     config = model.config.to_dict()
 
-    def compared(other: Tensors, **settings: int) -> wqk.CheckpointComparison:
-        pair = (StateDict(tensors, config | settings, "m") for tensors in (original, other))
+    def compared(candidate: Tensors, **settings: int) -> wqk.CheckpointComparison:
+        pair = (StateDict(tensors, config | settings, "m") for tensors in (original, candidate))
         return wqk.same(*pair, everything=True)
 
     for original in (tensors, by_number(tensors)):
@@ -61,17 +61,19 @@ def test_experts_in_any_order(name: str) -> None:
         renumbered = {n: original[source(n)] for n in original} if numbered else original
         experts = moved(renumbered, lambda n: ".experts." in n and "shared" not in n)
         router = moved(original, lambda n: ".experts." not in n and (".mlp." in n))
-        both = moved(experts, lambda n: ".experts." not in n and (".mlp." in n))
+        renumbered_together = moved(experts, lambda n: ".experts." not in n and (".mlp." in n))
         assert any(not np.array_equal(router[n], original[n]) for n in original)
-        assert compared(both).same, compared(both).sentence
+        assert compared(renumbered_together).same, compared(renumbered_together).sentence
         assert not compared(experts).same
-        alone = compared(router)
-        assert not alone.same
-        assert all("experts" not in one.name for one in alone.differing)
+        comparison = compared(router)
+        assert not comparison.same
+        assert all("experts" not in tensor.name for tensor in comparison.differing)
         if "n_group" in config:  # experts change their group
-            assert not compared(both, n_group=2).same
-            assert not compared(both, n_group=None, text_config={"n_group": 2}).same
-            assert not compared(both, n_group=None).same  # the class has a number of its own
+            assert not compared(renumbered_together, n_group=2).same
+            assert not compared(renumbered_together, n_group=None, text_config={"n_group": 2}).same
+            assert not compared(
+                renumbered_together, n_group=None
+            ).same  # the class has a number of its own
 
 
 @pytest.mark.parametrize(
@@ -92,17 +94,21 @@ def test_neurons_in_any_order(name: str, parts: str) -> None:
     width = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config["n_embd"]
     order = dice.permutation(width)
     repeated = np.concatenate([order, order + width])
-    for left in (*parts.split("|"), "gate half", ""):
-        other, half = dict(tensors), np.concatenate([order, np.arange(width, 2 * width)])
+    for left_out in (*parts.split("|"), "gate half", ""):
+        reordered, half = dict(tensors), np.concatenate([order, np.arange(width, 2 * width)])
         for tensor, value in tensors.items():
-            if re.search(parts, tensor) and "att" not in tensor and not (left and left in tensor):
+            if (
+                re.search(parts, tensor)
+                and "att" not in tensor
+                and not (left_out and left_out in tensor)
+            ):
                 axis = value.shape.index(width if width in value.shape else 2 * width)
-                rows = (half if left == "gate half" else repeated)[: value.shape[axis]]
-                other[tensor] = np.take(value, rows, axis)
-        pair = [StateDict(weights, config, "m") for weights in (tensors, other)]
+                rows = (half if left_out == "gate half" else repeated)[: value.shape[axis]]
+                reordered[tensor] = np.take(value, rows, axis)
+        pair = [StateDict(weights, config, "m") for weights in (tensors, reordered)]
         assert not wqk.same(*pair, everything=True).same
-        alike = not left or (left == "gate half" and name != "phi3")
-        assert wqk.same(*pair, up_to=["neurons"]).same == alike, left
+        is_same = not left_out or (left_out == "gate half" and name != "phi3")
+        assert wqk.same(*pair, up_to=["neurons"]).same == is_same, left_out
 
 
 def test_what_lies_in_another_order_is_read_row_by_row() -> None:

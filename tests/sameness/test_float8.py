@@ -64,7 +64,7 @@ def test_the_counter_of_an_averaged_model_is_no_tensor_of_it():
 
 
 def test_values_that_are_nearly_one_number_are_not_taken_for_float8() -> None:
-    """Decays near 1 passed as "rounded to float8" beside others that differ by 40 percent."""
+    """Decays near 1 passed as "rounded to float8" next to decays that differ by 40 percent."""
     decays = np.exp(-1e-5 * np.arange(1, 257)).astype(np.float32)
     assert not any(lies_on(decays, kind) for kind in ("F8_E4M3", "F8_E5M2"))
     reference = small.llama(layers=1, sides="qkvo")

@@ -70,7 +70,7 @@ def compared(original: Tensors, candidate: Tensors, config: dict[str, Any]):
         {name: value.astype(np.float32) for name, value in tensors.items()}
         for tensors in (original, candidate)
     ]
-    models = [StateDict(each, config, name) for each, name in zip(single, "ab", strict=True)]
+    models = [StateDict(arrays, config, name) for arrays, name in zip(single, "ab", strict=True)]
     return wqk.same(*models, everything=True), single
 
 

@@ -31,7 +31,7 @@ def read(folder: Path) -> Tensors:
 
 
 def plain(plan: AttentionPlan) -> bool:
-    """Whether both sides are one matrix each, of which no other block has a part."""
+    """Return whether queries and keys are one matrix each, without a norm."""
     sides = plan.query, plan.key
     return all(isinstance(s.projection, Projection) and s.norm is None for s in sides)
 
@@ -39,7 +39,7 @@ def plain(plan: AttentionPlan) -> bool:
 def edited(
     checkpoint: Checkpoint, plans: list[AttentionPlan], tensors: Tensors, change: Any
 ) -> Tensors:
-    """The tensors with each block's queries and keys (heads, R, D), biases beside them, changed."""
+    """Change the queries and keys of each block, (heads, R, D) with biases as a last column."""
     tensors = {name: value.clone() for name, value in tensors.items()}
     done: set[str] = set()
     for plan in plans:
@@ -49,11 +49,11 @@ def edited(
         done |= names
         block = Block(checkpoint, plan)
         for part, side in ((block.query, plan.query), (block.key, plan.key)):
-            other = change(plan, "query" if side is plan.query else "key")
+            edit = change(plan, "query" if side is plan.query else "key")
             weight, bias = part.stored_weight, part.stored_bias
             if bias is not None and side.bias is not None:
                 weight = np.concatenate([weight, bias[..., None]], axis=-1)
-            weight = other(np.asarray(weight, np.float64))
+            weight = edit(np.asarray(weight, np.float64))
             if bias is not None and side.bias is not None:
                 weight, bias = weight[..., :-1], weight[..., -1]
                 rows = side.bias.rows or ((0, bias.size),)
@@ -88,8 +88,8 @@ def turned(plan: AttentionPlan, side: str) -> Any:
         angles = np.random.default_rng(1).uniform(0, 6, len(rotary.frequencies))[:, None]
         a, b = weight[:, first], weight[:, second]
         cosine, sine = np.cos(angles), np.sin(angles)
-        rotated_half, other = a * cosine - b * sine, a * sine + b * cosine
-        weight[:, first], weight[:, second] = rotated_half, other
+        first_half, second_half = a * cosine - b * sine, a * sine + b * cosine
+        weight[:, first], weight[:, second] = first_half, second_half
         return weight
 
     return apply
@@ -167,8 +167,8 @@ def keys_repeated(
         share = plan.query.heads // plan.key.heads
         within = config.get(plan.rule.config) if plan.rule.config else config
         key = next((k for k in plan.rule.key_heads if isinstance(within, dict) and k in within), "")
-        known = isinstance(plan.key.projection, Projection) and value is not None
-        if share == 1 or not known or plan.rule.layout != "separate" or not key:
+        has_projections = isinstance(plan.key.projection, Projection) and value is not None
+        if share == 1 or not has_projections or plan.rule.layout != "separate" or not key:
             return None
         if plan.key.norm and len(plan.key.norm.gain) != 1:
             return None
@@ -227,7 +227,7 @@ def stored_otherwise(name: str, folder: Path) -> tuple[Any, Copies]:
 
 
 def alarms(original: Any, copies: Copies) -> dict[str, str]:
-    """What is said of each harmless change; nothing is right."""
+    """Sentence of each harmless change that is reported as a difference; right if empty."""
     pairs = [
         (description, pair)
         for description, copy in copies.items()
@@ -260,7 +260,7 @@ def test_harmless_changes_of_every_family_raise_no_alarm(name, changes, tmp_path
 
 
 def test_keys_are_repeated_and_planes_turned_in_a_family_that_has_both(tmp_path: Path) -> None:
-    """That these of the matrix are there where they can be."""
+    """The changes of the matrix are made in a family that permits them."""
     save(NAMED["mistral"], tmp_path)
     original, tensors = open_checkpoint(tmp_path), read(tmp_path)
     plans, config = wqk.open(original).plans, dict(original.config)
@@ -268,7 +268,7 @@ def test_keys_are_repeated_and_planes_turned_in_a_family_that_has_both(tmp_path:
     assert repeated
     copies = [(edited(original, plans, tensors, change), config) for change in (moved, turned)]
     copies.append((norms_folded(plans, tensors), config))
-    every = {str(n): StateDict(*copy, str(n)) for n, copy in enumerate([*copies, repeated])}
-    assert alarms(original, every) == {}
+    checkpoints = {str(n): StateDict(*copy, str(n)) for n, copy in enumerate([*copies, repeated])}
+    assert alarms(original, checkpoints) == {}
     name = plans[0].key.projection.tensor
     assert not any(torch.equal(tensors[name], copy[name]) for copy, _ in [*copies, repeated])

@@ -43,7 +43,7 @@ def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
 
 
 def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_path: Path) -> None:
-    """Whose family is guessed, and does not know which tensor is the output's."""
+    """The family of the bare tensors is guessed, without the output's tensor."""
     width = 16
     random = np.random.default_rng(0)
     shapes = {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}

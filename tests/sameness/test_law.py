@@ -1,7 +1,7 @@
-"""Nothing changed passes unsaid: each tensor of a model changed once, in three ways.
+"""No change passes unreported: each tensor of a model changed once, in three ways.
 
-`same` with everything has to say so; without it, it has to say so or list the tensor as not
-compared.
+`same` with everything has to report the change; without everything, `same` has to report the
+change or list the tensor as not compared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def changed(value: np.ndarray, change: str, dice: np.random.Generator) -> np.nda
         rows = [r for r in range(1, len(value)) if not np.array_equal(value[r], value[0])]
         if not rows:
             return None
-        other = int(dice.choice(rows))
-        value[[0, other]] = value[[other, 0]]
+        row = int(dice.choice(rows))
+        value[[0, row]] = value[[row, 0]]
         return value
     places = np.flatnonzero(value)
     if not len(places):
@@ -43,7 +43,7 @@ def changed(value: np.ndarray, change: str, dice: np.random.Generator) -> np.nda
 
 
 def violations(name: str, folder: Path, count: int | None = None) -> Iterator[str]:
-    """Changes that pass unsaid, of as many drawn ones, or of all changes of all tensors."""
+    """Yield unreported changes, among a number of drawn changes or all changes of all tensors."""
     save(NAMED[name], folder)
     config = open_checkpoint(folder).config
     tensors = {
@@ -57,10 +57,10 @@ def violations(name: str, folder: Path, count: int | None = None) -> Iterator[st
     changes = [(tensor, change) for tensor in tensors for change in CHANGES]
     dice.shuffle(changes)
     for tensor, change in changes[:count]:
-        other = changed(tensors[tensor], change, dice)
-        if other is None:
+        edited = changed(tensors[tensor], change, dice)
+        if edited is None:
             continue
-        copy = StateDict({**tensors, tensor: other}, config, "copy")
+        copy = StateDict({**tensors, tensor: edited}, config, "copy")
         if wqk.same(original, copy, everything=True).same:
             yield f"{name}, --all: {tensor}, {change}"
         result: Any = wqk.same(original, copy)
@@ -90,12 +90,11 @@ def test_a_bias_that_is_called_like_a_mask_is_compared() -> None:
     tensors = dict(zip(names, stored.read([Part(name) for name in names]), strict=True))
     mask = {"layers.0.attn.bias": np.tri(4, dtype=np.float32)[None, None]}
     for bias in ("layer_norm_final_attn.bias", "layers.0.attn.bias"):
-        some = {**mask, **tensors, bias: np.ones(8, np.float32)}
-        models = [
-            StateDict(one, stored.config, "m") for one in (some, {**some, bias: some[bias] * 2})
-        ]
+        reference = {**mask, **tensors, bias: np.ones(8, np.float32)}
+        candidate = {**reference, bias: reference[bias] * 2}
+        models = [StateDict(arrays, stored.config, "m") for arrays in (reference, candidate)]
         assert not wqk.same(*models, everything=True).same
-    masked = [StateDict(one, stored.config, "m") for one in (tensors | mask, tensors)]
+    masked = [StateDict(arrays, stored.config, "m") for arrays in (tensors | mask, tensors)]
     assert wqk.same(*masked, everything=True).same
 
 
@@ -106,6 +105,8 @@ def test_an_infinity_is_no_rounding() -> None:
     for value in (np.inf, -np.inf, np.nan):
         broken = tensors[name].copy()
         broken.reshape(-1)[3] = value
-        pair = [StateDict({**tensors, name: one}, config, "m") for one in (tensors[name], broken)]
+        pair = [
+            StateDict({**tensors, name: weight}, config, "m") for weight in (tensors[name], broken)
+        ]
         assert not wqk.same(*pair, everything=True).same
         assert wqk.same(pair[1], pair[1], everything=True).same

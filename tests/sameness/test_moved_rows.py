@@ -15,7 +15,7 @@ from wqk.sameness.same import same
 
 
 def layers_of(tensors: dict[str, np.ndarray], kept: list[int]) -> dict[str, np.ndarray]:
-    """The tensors with these layers alone, numbered anew."""
+    """The tensors of a list of layers, numbered by their place in the list."""
     return {
         name.replace(f".layers.{layer}.", f".layers.{place}."): value
         for place, layer in enumerate(kept)
@@ -37,9 +37,10 @@ def test_layers_that_were_dropped_or_repeated_are_one_cause(
 ) -> None:
     tensors, config = right("llama")
     outside = {name: value for name, value in tensors.items() if ".layers." not in name}
-    fewer = config | {"num_hidden_layers": len(kept)}
+    changed_config = config | {"num_hidden_layers": len(kept)}
     comparison = same(
-        StateDict(tensors, config, "a"), StateDict(outside | layers_of(tensors, kept), fewer, "b")
+        StateDict(tensors, config, "a"),
+        StateDict(outside | layers_of(tensors, kept), changed_config, "b"),
     )
     assert not comparison.same
     assert text in comparison.sentence
@@ -48,7 +49,7 @@ def test_layers_that_were_dropped_or_repeated_are_one_cause(
 
 
 def test_a_layer_that_was_inserted_is_one_cause() -> None:
-    """It was "different weights", beside printed code that took the next layers for wrong."""
+    """The cause was "different weights", and printed code overwrote the next layers."""
     tensors, config = right("llama")
     deeper = {name: value for name, value in tensors.items() if ".layers." not in name}
     deeper |= layers_of(tensors, [0, 1, 1, 2])
@@ -57,8 +58,8 @@ def test_a_layer_that_was_inserted_is_one_cause() -> None:
         if ".layers.1." in name:
             noise = random.standard_normal(value.shape)
             deeper[name] = (value.std() * noise).astype(np.float32)
-    more = config | {"num_hidden_layers": 4}
-    comparison = same(StateDict(tensors, config, "a"), StateDict(deeper, more, "b"))
+    deeper_config = config | {"num_hidden_layers": 4}
+    comparison = same(StateDict(tensors, config, "a"), StateDict(deeper, deeper_config, "b"))
     (cause,) = comparison.causes
     assert "layer 1 is new, and layer 2 has those of layer 1" in cause.mismatch.reason
     assert comparison.repair == ""

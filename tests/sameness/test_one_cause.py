@@ -63,8 +63,8 @@ def both(*changes: Change) -> Change:
     """Make changes one after the other."""
 
     def change(tensors: Tensors) -> Tensors:
-        for each in changes:
-            tensors = each(tensors)
+        for single_change in changes:
+            tensors = single_change(tensors)
         return tensors
 
     return change
@@ -78,7 +78,7 @@ def without(word: str) -> Change:
 class Case(NamedTuple):
     """A change of a model, and the one cause that it has."""
 
-    what: str
+    description: str
     model: str
     change: Change
     kind: Kind
@@ -171,7 +171,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.what for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[case.description for case in CASES])
 def test_a_change_of_several_tensors_is_one_cause(case: Case) -> None:
     tensors, config = right(case.model)
     wrong = case.change(tensors)

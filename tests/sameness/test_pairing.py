@@ -1,4 +1,4 @@
-"""Which blocks of two checkpoints are compared, and what is left out because it is not known."""
+"""Blocks of two checkpoints are paired by name; what a guess does not contain is left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.sameness.same import same
 
-# What OpenAI's own files call the tensors of Whisper.
+# Names of the tensors of Whisper in OpenAI's own files.
 OPENAI = cases(__file__, "openai")
 
 
@@ -35,12 +35,12 @@ def random_whisper(heads: int, decoder_heads: int, dims: bool) -> tuple[StateDic
                     tensors[f"{at}.{side}_proj.bias"] = random.standard_normal(24)
             for name in ("weight", "bias"):
                 tensors[f"{at}_layer_norm.{name}"] = 1 + random.standard_normal(24)
-    theirs = {}
+    openai_tensors = {}
     for name in sorted(tensors):
-        other = name
+        openai_name = name
         for pattern, replacement in OPENAI.items():
-            other = re.sub(pattern, replacement, other)
-        theirs[other] = tensors[name]
+            openai_name = re.sub(pattern, replacement, openai_name)
+        openai_tensors[openai_name] = tensors[name]
     config = {
         "model_type": "whisper",
         "d_model": 24,
@@ -50,7 +50,7 @@ def random_whisper(heads: int, decoder_heads: int, dims: bool) -> tuple[StateDic
         "decoder_attention_heads": decoder_heads,
     }
     counts = {"n_audio_head": heads, "n_text_head": decoder_heads} if dims else {}
-    return StateDict(tensors, config, "hf"), StateDict(theirs, counts, "openai")
+    return StateDict(tensors, config, "hf"), StateDict(openai_tensors, counts, "openai")
 
 
 def test_blocks_are_paired_by_name_not_by_order() -> None:
@@ -75,13 +75,13 @@ def test_numbers_of_heads_are_taken_from_the_other_side() -> None:
 
 
 def test_what_a_guess_does_not_know_is_left_out_and_said() -> None:
-    known, guess = opened(llama()), opened(llama(), model_type="something-new")
-    for pair in ((known, guess), (guess, known), (guess, guess)):
+    recognized, guess = opened(llama()), opened(llama(), model_type="something-new")
+    for pair in ((recognized, guess), (guess, recognized), (guess, guess)):
         comparison = same(*pair)
         assert comparison.same
         assert any("not compared" in note and "mask" in note for note in comparison.notes)
     noisy = opened(edited(lambda q: 2 * q[::-1], "q"), model_type="something-new")
-    assert not same(known, noisy).same
+    assert not same(recognized, noisy).same
 
 
 def test_blocks_that_one_side_lacks_are_listed() -> None:

@@ -48,10 +48,10 @@ def test_every_cause_has_a_plant() -> None:
     assert planted | of_tensors | of_sizes | UNEXPLAINED == set(Kind)
 
 
-def judged(some: list[Case]) -> Counter[str]:
-    """How many plants are named rightly, and so on; all are seen, and none has a wrong name."""
+def judged(selection: list[Case]) -> Counter[str]:
+    """Count the plants by outcome; all have to be seen, and none may have a wrong name."""
     counts, wrong = Counter[str](), []
-    for case in some:
+    for case in selection:
         verdict = tried(case)
         if verdict is None:
             continue
@@ -63,11 +63,11 @@ def judged(some: list[Case]) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=[plant.what for plant in PLANTS])
+@pytest.mark.parametrize("plant", PLANTS, ids=[plant.description for plant in PLANTS])
 def test_each_plant_is_seen_named_and_undone_somewhere(plant: Plant) -> None:
-    every = [case for layout in LAYOUTS for case in cases(layout) if case.plant is plant]
-    random.Random(12).shuffle(every)
-    assert judged([next(case for case in every if planted(case) is not None)])["right"]
+    plant_cases = [case for layout in LAYOUTS for case in cases(layout) if case.plant is plant]
+    random.Random(12).shuffle(plant_cases)
+    assert judged([next(case for case in plant_cases if planted(case) is not None)])["right"]
 
 
 @pytest.mark.campaign
@@ -96,7 +96,7 @@ def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs:
 
 
 @pytest.mark.parametrize(
-    ("layout", "free"),
+    ("layout", "is_free"),
     [
         ("Phi-3", True),
         ("Gemma 2", True),
@@ -104,18 +104,18 @@ def test_the_order_of_heads_is_a_freedom_if_values_and_outputs_share_it(outputs:
         ("Qwen 3.5", False),  # relative; gates
     ],
 )
-def test_heads_are_in_any_order_if_nothing_is_theirs_by_number(layout: str, free: bool) -> None:
+def test_heads_are_in_any_order_if_nothing_is_theirs_by_number(layout: str, is_free: bool) -> None:
     moved = Plant("", "", lambda w, n: w[::-1], ())
     tensors, config, _ = right(layout)
-    other = planted(Case(layout, moved, "qkvo", EVERYWHERE))
-    pair = StateDict(tensors, config, "a"), StateDict(other or {}, config, "b")
-    assert wqk.same(*pair, up_to=["heads"], everything=True).same == free
+    reordered = planted(Case(layout, moved, "qkvo", EVERYWHERE))
+    pair = StateDict(tensors, config, "a"), StateDict(reordered or {}, config, "b")
+    assert wqk.same(*pair, up_to=["heads"], everything=True).same == is_free
 
 
 def test_what_holds_of_each_part_of_a_fused_weight_is_said_of_the_whole() -> None:
     (tensors, config, _), name = right("Phi-3"), "layers.0.self_attn.qkv_proj.weight"
-    other = tensors | {name: tensors[name] * np.linspace(0.5, 2, tensors[name].shape[1])}
-    comparison = wqk.same(StateDict(tensors, config, "a"), StateDict(other, config, "b"))
+    scaled = tensors | {name: tensors[name] * np.linspace(0.5, 2, tensors[name].shape[1])}
+    comparison = wqk.same(StateDict(tensors, config, "a"), StateDict(scaled, config, "b"))
     assert comparison.blocks[0].reason == "qkv_proj: each of its columns has a factor of its own"
 
 
@@ -143,8 +143,8 @@ def test_a_setting_that_was_lost_is_said_and_put_back(setting: Setting) -> None:
         )
         assert not usual.same or path in usual.settings_not_compared
     mend(comparison.repair, {}, {}, lost)
-    again = wqk.same(pair[0], StateDict(tensors, lost, "b"), everything=True)
-    assert again.same, again.sentence
+    repaired = wqk.same(pair[0], StateDict(tensors, lost, "b"), everything=True)
+    assert repaired.same, repaired.sentence
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object])
 
 
 @pytest.mark.parametrize(
-    ("stored", "tied", "same"),
+    ("stored", "tied", "is_same"),
     [
         ("none", True, True),
         ("copy", False, True),
@@ -184,14 +184,14 @@ def test_what_no_forward_pass_reads_is_no_difference(changes: dict[str, object])
         ("other", True, False),
     ],
 )
-def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, same):
+def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, is_same):
     tensors, config, _ = right("LLaMA")
-    alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
-    copied = alone | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
-    other = {"none": alone, "copy": copied, "other": tensors}[stored]
-    first = StateDict(alone, config | {"tie_word_embeddings": True}, "a")
-    second = StateDict(other, config | {"tie_word_embeddings": tied}, "b")
-    assert wqk.same(first, second, everything=True).same == same
+    without_head = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    copied = without_head | {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    candidate = {"none": without_head, "copy": copied, "other": tensors}[stored]
+    first = StateDict(without_head, config | {"tie_word_embeddings": True}, "a")
+    second = StateDict(candidate, config | {"tie_word_embeddings": tied}, "b")
+    assert wqk.same(first, second, everything=True).same == is_same
 
 
 def test_what_one_file_lost_is_not_passed_over() -> None:
@@ -209,8 +209,8 @@ def test_what_one_file_lost_is_not_passed_over() -> None:
 def test_a_head_that_the_file_lacks_is_not_untied() -> None:
     """The printed line would have left the head random."""
     tensors, config, _ = right("LLaMA")
-    alone = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
-    lost = StateDict(alone, config | {"tie_word_embeddings": True}, "b")
+    without_head = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    lost = StateDict(without_head, config | {"tie_word_embeddings": True}, "b")
     comparison = wqk.same(StateDict(tensors, config, "a"), lost, everything=True)
     assert not comparison.same
     assert "tie_word_embeddings" in comparison.sentence

@@ -43,7 +43,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.what for mistake in MISTAKES])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.description for mistake in MISTAKES])
 def test_a_mistake_is_repaired_in_the_files(mistake: Conversion, tmp_path: Path) -> None:
     tensors, config = right(mistake.model)
     original = write(tmp_path / "original", tensors, config)
@@ -59,14 +59,17 @@ def test_a_mistake_is_repaired_in_the_files(mistake: Conversion, tmp_path: Path)
     assert written.keys() == before.keys()
     assert written["notes.txt"] == b"kept"
     for path in copy.glob("*.safetensors"):
-        places, others = places_in(path), places_in(tmp_path / "fixed" / path.name)
+        places, fixed_places = places_in(path), places_in(tmp_path / "fixed" / path.name)
         header = min(place.start for place in places.values())
         if not comparison.repaired.added:
             assert written[path.name][:header] == before[path.name][:header]
         for name, place in places.items():
             if name not in comparison.repaired.changed:
-                ours = before[path.name][place.start : place.end]
-                assert written[path.name][others[name].start : others[name].end] == ours
+                original_bytes = before[path.name][place.start : place.end]
+                assert (
+                    written[path.name][fixed_places[name].start : fixed_places[name].end]
+                    == original_bytes
+                )
 
 
 RESIZED = {
@@ -76,10 +79,10 @@ RESIZED = {
 }
 
 
-@pytest.mark.parametrize("what", RESIZED, ids=RESIZED.values())
+@pytest.mark.parametrize("change", RESIZED, ids=RESIZED.values())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_tensors_that_change_their_shape_are_repaired(
-    what: str, dtype: torch.dtype, tmp_path: Path
+    change: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     """All other bytes, the order of tensors, metadata and the index are kept."""
     tensors, config = right("llama")
@@ -90,7 +93,7 @@ def test_tensors_that_change_their_shape_are_repaired(
     tensors[table] = random.standard_normal((40, width)).astype(np.float32)
     config |= {"vocab_size": len(tensors[table]), "tie_word_embeddings": True}
     original = write(tmp_path / "original", tensors, config, dtype)
-    match RESIZED[what]:
+    match RESIZED[change]:
         case "transposed":
             wrong = tensors | {up: np.ascontiguousarray(tensors[up].T)}
         case "padded":
@@ -103,7 +106,7 @@ def test_tensors_that_change_their_shape_are_repaired(
     written = comparison.repaired
     assert written is not None
     assert written.verdict is Verdict.SAME
-    assert written.added == ((up,) if RESIZED[what] == "missing" else ())
+    assert written.added == ((up,) if RESIZED[change] == "missing" else ())
     names, shards = set(), sorted((tmp_path / "fixed").glob("*.safetensors"))
     for path in shards:
         stored = load_file(path)
@@ -159,8 +162,8 @@ def test_nothing_is_written_of_a_difference_without_a_cause(tmp_path: Path) -> N
     tensors, config = right("llama")
     original = write(tmp_path / "original", tensors, config)
     random = np.random.default_rng(1)
-    other = {name: random.standard_normal(value.shape) for name, value in tensors.items()}
-    copy = write(tmp_path / "copy", {n: v.astype(np.float32) for n, v in other.items()}, config)
+    drawn = {name: random.standard_normal(value.shape) for name, value in tensors.items()}
+    copy = write(tmp_path / "copy", {n: v.astype(np.float32) for n, v in drawn.items()}, config)
     with pytest.raises(CheckpointError, match="no repair is known of: different weights"):
         wqk.same(original, copy, repair=tmp_path / "fixed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "original"]
@@ -183,14 +186,14 @@ def test_a_guess_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "fixed").exists()
 
 
-@pytest.mark.parametrize("what", ["a file", "a full folder"])
-def test_what_exists_is_not_replaced(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target_kind", ["a file", "a full folder"])
+def test_what_exists_is_not_replaced(target_kind: str, tmp_path: Path) -> None:
     tensors, config = right("llama")
     original = write(tmp_path / "original", tensors, config)
     MISTAKES[0].change(tensors, config)
     copy = write(tmp_path / "copy", tensors, config)
     target = tmp_path / "fixed"
-    if what == "a file":
+    if target_kind == "a file":
         target.write_text("mine")
     else:
         target.mkdir()

@@ -157,7 +157,7 @@ def test_original_format_twin_in_both_orders() -> None:
 
 
 ROTARY = "other rotary positions"
-# Tensors, changed settings, and what is found; the first with what is said first.
+# Tensors, changed settings, the expected verdicts, and a part of the first block's reason.
 FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str], str]] = {
     "rotary order": (both(interleaved), {}, [ROTARY], ""),
     "rotary base": (
@@ -224,12 +224,12 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     ],
 )
 def test_a_lost_window_is_repaired_as_printed(changes: dict[str, Any], repair: str) -> None:
-    original, other = opened(llama(), **WINDOWED), opened(llama(), **changes)
-    comparison = same(original, other)
+    original, candidate = opened(llama(), **WINDOWED), opened(llama(), **changes)
+    comparison = same(original, candidate)
     assert not comparison.same
     (printed,) = {cause.repair for block in comparison.blocks for cause in block.mismatches}
     assert printed.startswith(repair)
-    config = dict(other.config)
+    config = dict(candidate.config)
     exec(printed, {"config": config})
     assert same(original, StateDict(llama(), config, "mended")).same
 
@@ -254,11 +254,11 @@ def test_faults_are_named_beside_a_pruned_head(fault: str, head: int) -> None:
 
 def test_a_head_pruned_in_one_of_two() -> None:
     pruned = edited(lambda q: q * (np.arange(H) != 1).reshape(-1, *[1] * (q.ndim - 1)), "q")
-    there, back = same(opened(llama()), opened(pruned)), same(opened(pruned), opened(llama()))
-    assert verdicts(there) == verdicts(back) == ["heads of other weights"]
-    assert there.blocks[0].mismatches[0].heads == back.blocks[0].mismatches[0].heads == (1,)
-    assert there.blocks[0].reason.startswith("query heads 1 are zero")
-    assert back.blocks[0].head == 1
+    forward, backward = same(opened(llama()), opened(pruned)), same(opened(pruned), opened(llama()))
+    assert verdicts(forward) == verdicts(backward) == ["heads of other weights"]
+    assert forward.blocks[0].mismatches[0].heads == backward.blocks[0].mismatches[0].heads == (1,)
+    assert forward.blocks[0].reason.startswith("query heads 1 are zero")
+    assert backward.blocks[0].head == 1
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):
 @pytest.mark.parametrize("change", [interleaved, lambda heads: heads[::-1], np.negative])
 def test_threads_find_what_one_finds(change, monkeypatch):
     changed = llama("float16") | both(change)
-    alone = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
+    sequential = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
     for module in (blocks, matching, weight_pairs, weights):
         monkeypatch.setattr(module, "MANY", -1)
     for name, value in (("MANY", 0), ("CACHED", 64)):
@@ -378,8 +378,8 @@ def test_threads_find_what_one_finds(change, monkeypatch):
     monkeypatch.setattr(matching, "STRETCH", 8)
     monkeypatch.setattr(_machine, "usable_cores", lambda: 3)
     monkeypatch.setattr(contents, "usable_cores", lambda: 3)
-    beside = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
-    assert repr(beside) == repr(alone)
+    threaded = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
+    assert repr(threaded) == repr(sequential)
 
 
 def test_an_interruption_ends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,11 +409,11 @@ def test_of_scalings_that_differ_the_one_key_that_matters_is_named() -> None:
     rounded = {key: yarn[key] for key in list(yarn)[:4]}
     kinds = {"full_attention": rounded, "sliding_attention": {"rope_theta": 77.0}}
     # A family whose layers have rotary positions by their kind.
-    here, there = (
+    reference, candidate = (
         opened(llama(), model_type="olmo3", layer_types=["full_attention"] * 2, **settings)
         for settings in ({"rope_scaling": yarn}, {"rope_parameters": kinds})
     )
-    (cause,) = same(here, there).causes
+    (cause,) = same(reference, candidate).causes
     assert "beta_fast 2 expected, beta_fast None found" in cause.mismatch.reason
     assert "mrope" not in cause.mismatch.reason
     assert cause.mismatch.repair.startswith('config["rope_parameters"]["full_attention"] = {')
@@ -440,11 +440,11 @@ def test_another_epsilon_is_told_and_put_back(where: str) -> None:
 def test_epsilons_of_other_norms_are_compared() -> None:
     """Those of norms that no block names."""
     config = {**CONFIG, "model_type": "llama", "final_norm_eps": 1e-5}
-    other = same(
+    comparison = same(
         StateDict(llama(), config, "a"), StateDict(llama(), config | {"final_norm_eps": 1e-3}, "b")
     )
-    assert "final_norm_eps: 1e-05 against 0.001" in other.sentence
-    assert other.repair == 'config["final_norm_eps"] = 1e-05'
+    assert "final_norm_eps: 1e-05 against 0.001" in comparison.sentence
+    assert comparison.repair == 'config["final_norm_eps"] = 1e-05'
 
 
 @pytest.mark.parametrize(("kind", "beside", "names", "counts"), cases(__file__, "key_biases"))
@@ -457,8 +457,8 @@ def test_a_key_s_bias_is_compared_where_scores_see_it(
     tensors |= {f"{at}{side}_norm.weight": np.ones(8) for side in "qk"}  # InternVL's
     config = {"model_type": kind, **sizes(8, 1, 2), **beside}
     reference = StateDict(tensors, config, "one")
-    other = tensors | {f"{at}{names[1]}.bias": np.arange(8.0)[::-1]}
-    assert bool(same(reference, StateDict(other, config, "other"))) != counts
+    reversed_bias = tensors | {f"{at}{names[1]}.bias": np.arange(8.0)[::-1]}
+    assert bool(same(reference, StateDict(reversed_bias, config, "other"))) != counts
     assert wqk.open(reference)[0].at(bias=True).dense()[:, :-1, -1].any() == (
         kind == "internvl_vision"
     )
@@ -552,13 +552,13 @@ def test_what_stands_in_an_attention_belongs_to_it() -> None:
 
 
 def test_vectors_are_found_in_one_that_they_are_all_of() -> None:
-    whole, parts = {"bias": np.arange(8.0)}, {"q": np.arange(3.0), "k": np.arange(3.0, 8.0)}
+    fused, parts = {"bias": np.arange(8.0)}, {"q": np.arange(3.0), "k": np.arange(3.0, 8.0)}
     for count, expected in (
         (1, ({}, {})),
         (2, ({"bias": "in q, k"}, dict.fromkeys("qk", "in bias"))),
     ):
         chosen = dict([*parts.items()][:count])
-        checkpoints = [StateDict(tensors, {}, "m") for tensors in (whole, chosen)]
+        checkpoints = [StateDict(tensors, {}, "m") for tensors in (fused, chosen)]
         assert find_by_content(checkpoints, ["bias"], [*chosen]) == expected
     scaled = [StateDict({"w": factor * np.arange(8.0)}, {}, "m") for factor in (1, 2)]
     assert compare_stored(scaled, (Part("w"), Part("w"))).reason == "scaled by 2"

@@ -46,10 +46,10 @@ def tensors() -> Tensors:
     return {name: value.astype(np.float32) for name, value in changed.items()}
 
 
-def model(found: Tensors, name: str, **config: Any) -> StateDict:
+def model(arrays: Tensors, name: str, **config: Any) -> StateDict:
     about = small.llama(layers=LAYERS, width=WIDTH).config
     sizes = {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
-    return StateDict(found, {**about, **sizes, **config}, name)
+    return StateDict(arrays, {**about, **sizes, **config}, name)
 
 
 def exchange(first: str, second: str) -> Callable[[Tensors], Tensors]:
@@ -60,48 +60,48 @@ def exchange(first: str, second: str) -> Callable[[Tensors], Tensors]:
             return name.replace(first, second)
         return name.replace(second, first) if second in name else name
 
-    return lambda found: {other(name): value for name, value in found.items()}
+    return lambda arrays: {other(name): value for name, value in arrays.items()}
 
 
 def edit(pattern: str, change: Edit) -> Callable[[Tensors], Tensors]:
     """Change the tensors whose names match a pattern."""
-    return lambda found: {
-        name: change(value) if re.search(pattern, name) else value for name, value in found.items()
+    return lambda arrays: {
+        name: change(value) if re.search(pattern, name) else value for name, value in arrays.items()
     }
 
 
 def move_experts(order: list[int], names: str = "w1|w2|w3") -> Callable[[Tensors], Tensors]:
     """Give each expert the tensors of another one; their router stays."""
 
-    def moved(found: Tensors) -> Tensors:
-        result = dict(found)
-        for name in found:
+    def moved(arrays: Tensors) -> Tensors:
+        result = dict(arrays)
+        for name in arrays:
             match = re.fullmatch(rf"(.*experts\.)(\d+)(\.(?:{names})\.weight)", name)
             if match is not None:
-                result[name] = found[f"{match[1]}{order[int(match[2])]}{match[3]}"]
+                result[name] = arrays[f"{match[1]}{order[int(match[2])]}{match[3]}"]
         return result
 
     return moved
 
 
-def shift_layers(found: Tensors) -> Tensors:
+def shift_layers(arrays: Tensors) -> Tensors:
     """Give each layer the feed-forward weights of the next one."""
-    result = dict(found)
-    for name in found:
+    result = dict(arrays)
+    for name in arrays:
         match = re.fullmatch(r"(model\.layers\.)(\d+)(\.mlp\..*)", name)
         if match is not None:
-            result[name] = found[f"{match[1]}{(int(match[2]) + 1) % LAYERS}{match[3]}"]
+            result[name] = arrays[f"{match[1]}{(int(match[2]) + 1) % LAYERS}{match[3]}"]
     return result
 
 
-def join_shards(found: Tensors) -> Tensors:
+def join_shards(arrays: Tensors) -> Tensors:
     """Join gate and up projections of two ranks one after the other, and cut them in the middle."""
-    result = dict(found)
+    result = dict(arrays)
     for layer in range(LAYERS):
         gate, up = (f"model.layers.{layer}.mlp.{name}_proj.weight" for name in ("gate", "up"))
-        shards = zip(np.split(found[gate], 2), np.split(found[up], 2), strict=True)
-        whole = np.concatenate([piece for shard in shards for piece in shard])
-        result[gate], result[up] = np.split(whole, 2)
+        shards = zip(np.split(arrays[gate], 2), np.split(arrays[up], 2), strict=True)
+        joined = np.concatenate([piece for shard in shards for piece in shard])
+        result[gate], result[up] = np.split(joined, 2)
     return result
 
 
@@ -120,9 +120,9 @@ def padded(table: np.ndarray) -> np.ndarray:
 
 
 class Mistake(NamedTuple):
-    """What a converter did, its kind, and a part of the reason."""
+    """A converter's mistake: the change, the kind of its cause, and a part of the reason."""
 
-    what: str
+    description: str
     change: Callable[[Tensors], Tensors]
     kind: Kind
     reason: str
@@ -229,20 +229,20 @@ MISTAKES = [
     ),
     Mistake(
         "no head where none is tied",
-        lambda found: {name: value for name, value in found.items() if name != "lm_head.weight"},
+        lambda arrays: {name: value for name, value in arrays.items() if name != "lm_head.weight"},
         Kind.SETTING,
         "lm_head.weight is missing, but tie_word_embeddings is false",
     ),
     Mistake(
         "norms left out",
-        lambda found: {name: value for name, value in found.items() if "post_" not in name},
+        lambda arrays: {name: value for name, value in arrays.items() if "post_" not in name},
         Kind.MISSING,
         "post_attention_layernorm: missing from the file",
     ),
 ]
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.what for mistake in MISTAKES])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.description for mistake in MISTAKES])
 def test_a_mistake_is_one_cause_whose_repair_undoes_it(mistake: Mistake) -> None:
     wrong = mistake.change(tensors())
     reference, candidate = model(tensors(), "reference"), model(wrong, "candidate")

@@ -19,8 +19,8 @@ FREQUENCIES = Rotary(np.geomspace(1, 1e-4, 8), "half", amplitude=1.2)
 
 @pytest.mark.parametrize(("factor", "near"), [(1 + 1e-8, True), (1 - 1e-8, True), (1.001, False)])
 def test_rounding_of_single_precision_is_no_other_rotation(factor: float, near: bool) -> None:
-    other = replace(FREQUENCIES, frequencies=factor * FREQUENCIES.frequencies)
-    assert same_rotation(FREQUENCIES, as_exact_as(FREQUENCIES, other)) == near
+    scaled = replace(FREQUENCIES, frequencies=factor * FREQUENCIES.frequencies)
+    assert same_rotation(FREQUENCIES, as_exact_as(FREQUENCIES, scaled)) == near
 
 
 FILES = [Path(tolerances.__file__), Path(thresholds.__file__)]

@@ -42,9 +42,9 @@ def model(**config: Any) -> StateDict:
     return small.llama(**(CONFIG | config))
 
 
-def interleaved(given: StateDict, sides: str = "qk") -> dict[str, np.ndarray]:
+def interleaved(source: StateDict, sides: str = "qk") -> dict[str, np.ndarray]:
     """The tensors with the rows of each head in the other rotary order."""
-    tensors = dict(given._arrays)
+    tensors = dict(source._arrays)
     for name, heads in (("q_proj", HEADS), ("k_proj", KEY_HEADS)):
         for layer in range(2 if name[0] in sides else 0):
             path = f"model.layers.{layer}.self_attn.{name}.weight"
@@ -66,8 +66,8 @@ def test_equal_rows_and_settings_of_one_family_are_the_same(family: Path):
 
 
 def test_another_setting_of_positions_is_a_difference_with_its_repair(family: Path):
-    other = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-    answer = compare(model(), model(**other), family)
+    changes = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    answer = compare(model(), model(**changes), family)
     assert answer.verdict is Verdict.DIFFERENT
     assert "rope_parameters.rope_theta: 10000.0 expected, 1000000.0 found" in answer.sentence
     assert answer.repair == 'config["rope_parameters"]["rope_theta"] = 10000.0'
