@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,7 @@ def update_of(name: str, settings: dict[str, Any], factors: Tensors) -> np.ndarr
             alpha = value
     if not isinstance(rank, int) or isinstance(rank, bool) or rank <= 0:
         raise Meaningless(f"r = {rank!r}")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not np.isfinite(alpha):
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not is_finite(alpha):
         raise Meaningless(f"lora_alpha = {alpha!r}")
     if down is None or up is None or down.ndim != 2 or up.ndim != 2:
         raise Meaningless(f"{module} lacks a factor")
@@ -63,6 +64,14 @@ def update_of(name: str, settings: dict[str, Any], factors: Tensors) -> np.ndarr
     scale = alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     product: np.ndarray = scale * up.astype(np.float64) @ down.astype(np.float64)
     return product
+
+
+def is_finite(number: float) -> bool:
+    """Return whether a number has a finite value in float64."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def truth(base: Tensors, settings: dict[str, Any], factors: Tensors) -> Scores:

@@ -107,6 +107,8 @@ def full_attention(scores: dict[Any, Any], layer: int, query: np.ndarray, key: n
 def qwen3_next(config: Settings, tensors: Tensors) -> Scores:
     """Scores of a model of Qwen 3 Next."""
     c = completed("qwen3_next", config, *OF_QWEN3_NEXT)
+    if not isinstance(c.head_dim, int):
+        raise Meaningless(f"head_dim = {c.head_dim!r}")
     scores: dict[Any, Any] = {}
     for layer in layers_in(tensors):
         at = f"layers.{layer}"

@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from wqk.checkpoints.formats import Folder
 
 PREFIX = "base_model.model."
-FACTOR = re.compile(
-    r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
-)
+FACTOR = re.compile(r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:(?:\.(?P<adapter>\w+))?\.weight)?")
 MAGNITUDE = re.compile(
-    r"(?P<module>.+?)\.lora_magnitude_vector(?:\.(?!weight$)(?P<adapter>\w+))?(?:\.weight)?"
+    r"(?P<module>.+?)\.lora_magnitude_vector(?:(?:\.(?P<adapter>\w+))?\.weight)?"
 )
 
 # What PEFT puts into the name of a tensor that is saved whole, and the start of one never used.

@@ -338,7 +338,8 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     windows = _windows(file)
     turned = _turned(file, windows)
     config = configured | _heads(file) | _scores(file)
-    config |= {"model_type": f"gguf-{architecture}", "layer_count": depth if depth else None}
+    layer_count = depth if "block_count" in configured else None
+    config |= {"model_type": f"gguf-{architecture}", "layer_count": layer_count}
     if any(windows):
         chunked, symmetric = (file.code["window"]["kind"] == k for k in ("chunked", "symmetric"))
         kind = "chunked" if chunked else "sliding"
