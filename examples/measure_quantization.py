@@ -208,18 +208,18 @@ def main(folder: Path) -> None:
     projections = [name for name in weights if PROJECTIONS.search(name)]
     rounded: dict[str, dict[str, Rounded]] = {}
     for tensor in projections:
-        for way, one in ways(weights[tensor].float()):
-            rounded.setdefault(way, {})[tensor] = one
+        for way, rounded_weight in ways(weights[tensor].float()):
+            rounded.setdefault(way, {})[tensor] = rounded_weight
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     prefix = f"{model.base_model_prefix}."
     parameters = {prefix + name: p.data for name, p in model.named_parameters()}
     parameters |= {name: p.data for name, p in model.named_parameters()}
     drawn = texts(folder, TEXTS * (1 + MORE))
-    tokens, others = drawn[:TEXTS], drawn[TEXTS:]
+    tokens, calibration_tokens = drawn[:TEXTS], drawn[TEXTS:]
     modules = {name: name.removeprefix(prefix).removesuffix(".weight") for name in projections}
-    before, inputs = scores_of(model, tokens), inputs_of(model, modules, others)
+    before, inputs = scores_of(model, tokens), inputs_of(model, modules, calibration_tokens)
     # Of AWQ: what else is changed in the file, and weights that do the same without that.
-    beside: dict[str, dict[str, torch.Tensor]] = {}
+    file_changes: dict[str, dict[str, torch.Tensor]] = {}
     plain_of: dict[str, torch.Tensor] = {}
     for bits in (4, 8):
         rounded[f"GPTQ, calibrated, {bits} bits"] = {
@@ -228,40 +228,49 @@ def main(folder: Path) -> None:
     way = "AWQ, calibrated"
     for name in projections if "q_proj" in projections[0] + projections[1] else ():
         if "q_proj" in name:
-            own = {one: weights[one].float() for one in (name, name.replace("q_proj", "k_proj"))}
-            found, factors = finer(own, inputs[name])
-            rounded.setdefault(way, {}).update(found)
+            side_weights = {
+                tensor: weights[tensor].float()
+                for tensor in (name, name.replace("q_proj", "k_proj"))
+            }
+            finer_weights, factors = finer(side_weights, inputs[name])
+            rounded.setdefault(way, {}).update(finer_weights)
             norm = name.replace("self_attn.q_proj", "input_layernorm")
             values = name.replace("q_proj", "v_proj")
             changed = {norm: weights[norm] / factors, values: weights[values] * factors}
-            beside.setdefault(way, {}).update(changed)
-            parts = {one: values / factors for one, (_, values, _) in found.items()}
+            file_changes.setdefault(way, {}).update(changed)
+            parts = {tensor: values / factors for tensor, (_, values, _) in finer_weights.items()}
             plain_of.update(parts)
-    for way, of in rounded.items():
+    for way, rounded_tensors in rounded.items():
         errors = []
-        for layer in sorted({int(PROJECTIONS.search(name)[1]) for name in of}):
+        for layer in sorted({int(PROJECTIONS.search(name)[1]) for name in rounded_tensors}):
             right = before[layer]
-            own = {n: one[1] for n, one in of.items() if PROJECTIONS.search(n)[1] == str(layer)}
-            own |= {n: plain_of[n] for n in own if way in beside}
-            kept = {name: parameters[name].clone() for name in own}
-            for name, values in own.items():
+            layer_weights = {
+                n: weight[1]
+                for n, weight in rounded_tensors.items()
+                if PROJECTIONS.search(n)[1] == str(layer)
+            }
+            layer_weights |= {n: plain_of[n] for n in layer_weights if way in file_changes}
+            kept = {name: parameters[name].clone() for name in layer_weights}
+            for name, values in layer_weights.items():
                 parameters[name].copy_(values)
             change = (scores_of(model, tokens)[layer] - right).square().sum((0, 2, 3))
             errors.append((change / right.square().sum((0, 2, 3))).sqrt())
             for name, values in kept.items():
                 parameters[name].copy_(values)
         with tempfile.TemporaryDirectory() as copy:
-            there = written(folder, weights | beside.get(way, {}), of, Path(copy))
-            frame, verdict = wqk.diff(folder, there).heads.frame, wqk.same(folder, there)
+            quantized = written(
+                folder, weights | file_changes.get(way, {}), rounded_tensors, Path(copy)
+            )
+            frame, verdict = wqk.diff(folder, quantized).heads.frame, wqk.same(folder, quantized)
         moved, errors = frame["moved"].to_numpy(), torch.cat(errors).numpy()
         units = (frame["moved"] / frame["rounding"]).drop_nulls().to_numpy()
-        parts, values, _ = next(iter(of.values()))
+        parts, values, _ = next(iter(rounded_tensors.values()))
         bits = (
             parts
             if isinstance(parts, float)
-            else (8 * sum(one.nbytes for one in parts.values()) / values.numel())
+            else (8 * sum(part.nbytes for part in parts.values()) / values.numel())
         )
-        ranks = (np.argsort(np.argsort(one)) for one in (moved, errors))
+        ranks = (np.argsort(np.argsort(changes)) for changes in (moved, errors))
         print(
             f"{folder.name} {way}: {bits:.3g} bits, forms {np.median(moved):.2g} "
             f"({moved.max():.2g}), scores {np.median(errors):.2g} ({errors.max():.2g}), "

@@ -119,13 +119,12 @@ def attack(folder: Path, dice: Random) -> Iterator[Case]:
     truths: dict[str, tuple[Scores, Scores]] = {}
     contents: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}
     for layout in LAYOUTS:
-        both = [written(folder / f"{layout} {seed}", layout, seed) for seed in (1, 2)]
-        truths[layout] = (scores_of(wqk.scan(both[0])), scores_of(wqk.scan(both[1])))
+        refs = [written(folder / f"{layout} {seed}", layout, seed) for seed in (1, 2)]
+        truths[layout] = (scores_of(wqk.scan(refs[0])), scores_of(wqk.scan(refs[1])))
         folders = [folder / f"{layout} {seed}" for seed in (1, 2)]
-        files = [
-            {path.name: path.read_bytes() for path in layout_folder.iterdir()}
-            for layout_folder in folders
-        ]
+        files = []
+        for layout_folder in folders:
+            files.append({path.name: path.read_bytes() for path in layout_folder.iterdir()})
         contents[layout] = (files[0], files[1])
     while True:
         layout = dice.choice(LAYOUTS)

@@ -116,8 +116,8 @@ def product_of(factors: Any, width: int) -> float:
     for factor in names_of(factors) if factors != [] else []:
         head, _, condition = factor.partition(" if ")
         if condition:
-            key, _, other = condition.partition(" else ")
-            head = head if names.get(key) else other
+            key, _, alternative = condition.partition(" else ")
+            head = head if names.get(key) else alternative
         key, _, power = head.partition(" ** ")
         value = names.get(key) if key in names else _number(key)
         if value is None or isinstance(value, str):

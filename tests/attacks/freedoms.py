@@ -156,8 +156,8 @@ def damaged(tensors: Tensors, dice: Random) -> tuple[Tensors, str]:
     elif kind == "sign":
         value[row] *= -1
     elif "layers.0" in name:
-        other = name.replace("layers.0", "layers.1")
-        value, changed[other] = changed[other], value
+        next_name = name.replace("layers.0", "layers.1")
+        value, changed[next_name] = changed[next_name], value
     changed[name] = value
     return changed, f"{kind} of {name}"
 

@@ -86,7 +86,8 @@ def has(tensors: Tensors, layer: int, *kinds: str) -> bool:
     Other tensors without projections belong to no module: transformers ignores them.
     """
     projections = (name for name in tensors if "proj" in name and ".in_proj_ba." not in name)
-    return any(name.startswith(f"layers.{layer}.{kind}.") for name in projections for kind in kinds)
+    prefixes = tuple(f"layers.{layer}.{kind}." for kind in kinds)
+    return any(name.startswith(prefixes) for name in projections)
 
 
 def gains_of(tensors: Tensors, name: str, width: int) -> np.ndarray:
@@ -125,8 +126,8 @@ def qwen3_next(config: Settings, tensors: Tensors) -> Scores:
         values = c.linear_num_value_heads // c.linear_num_key_heads * c.linear_value_head_dim
         rows = 2 * c.linear_key_head_dim + 2 * values
         name = f"{at}.linear_attn.in_proj_qkvz.weight"
-        both = heads_of(tensors, name, c.linear_num_key_heads, rows)
-        for head, weight in enumerate(both):
+        queries_and_keys = heads_of(tensors, name, c.linear_num_key_heads, rows)
+        for head, weight in enumerate(queries_and_keys):
             query, key, _ = np.split(weight, [c.linear_key_head_dim, 2 * c.linear_key_head_dim])
             scores["linear", layer, head] = dense_scores(query, key)
     return scores

@@ -9,7 +9,7 @@ Axes: H query heads, G key heads, R head width, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -357,10 +357,16 @@ CHANGES: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "an adapter merged twice": adapted(2),
     "an adapter merged without its rank-stabilized scale": adapted(0.5),
 }
-MISTAKES = tuple(
-    Conversion(
-        change=CHANGES[row["description"]],
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()},
-    )
-    for row in cases(__file__, "mistakes")
-)
+
+
+def mistakes() -> Iterator[Conversion]:
+    """Yield the mistakes of the table next to this file."""
+    for row in cases(__file__, "mistakes"):
+        fields = dict(row)
+        for key, value in row.items():
+            if isinstance(value, list):
+                fields[key] = tuple(value)
+        yield Conversion(change=CHANGES[row["description"]], **fields)
+
+
+MISTAKES = tuple(mistakes())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,6 +174,30 @@ def signs(n: Numbers, count: int) -> Array:
 K = Kind
 ROWS = (K.ROTARY, K.ROWS, K.DIMENSIONS, K.FUSED)
 MOVED = (K.HEADS, K.PAIRING, K.ROWS, K.FUSED, K.COLUMNS)
+BLOCK_CHANGES: tuple[tuple[str, Callable[[Array], Array], Kind], ...] = (
+    (
+        "scales of other rows",
+        lambda b: b / largest(b) * np.roll(largest(b), 1, axis=0),
+        K.BLOCK_SCALES,
+    ),
+    ("integers without scales", lambda b: np.rint(b / largest(b) * 127), K.INTEGERS),
+    ("zero points off", lambda b: b + 0.1 * largest(b), K.ZERO_POINT),
+    ("halves exchanged", lambda b: np.roll(b, b.shape[2] // 2, axis=2), K.COLUMNS),
+)
+
+
+def block_plants(size: int) -> Iterator[Plant]:
+    """Yield the mistakes in blocks of a number of columns, where the width is a multiple of it."""
+    for description, change, kind in BLOCK_CHANGES:
+
+        def in_blocks(
+            w: Array, n: Numbers, change: Callable[[Array], Array] = change
+        ) -> Array | None:
+            return blocks(w, change, size) if w.shape[1] % size == 0 else None
+
+        yield Plant(f"{description}, blocks of {size}", "q! k! v! o!", in_blocks, (kind,))
+
+
 PLANTS: tuple[Plant, ...] = (
     Plant("rows in the other rotary order", "q k v qk", halved, ROWS),
     Plant("rows from halves to pairs", "q k v qk", paired, ROWS),
@@ -259,27 +284,8 @@ PLANTS: tuple[Plant, ...] = (
     Plant("an update of low rank", "q k v o qk", low_rank, (K.ADAPTER,)),
     Plant("weights of another layer", "q k v o qkvo", elsewhere, (K.LAYER,)),
     Plant("sides exchanged", "qk kv", elsewhere, (K.EXCHANGED, K.TENSOR)),
-    *(
-        Plant(
-            f"{description}, blocks of {size}",
-            "q! k! v! o!",
-            lambda w, n, change=change, size=size: (
-                blocks(w, change, size) if w.shape[1] % size == 0 else None
-            ),
-            (kind,),
-        )
-        for size in (32, 16)
-        for description, change, kind in (
-            (
-                "scales of other rows",
-                lambda b: b / largest(b) * np.roll(largest(b), 1, axis=0),
-                K.BLOCK_SCALES,
-            ),
-            ("integers without scales", lambda b: np.rint(b / largest(b) * 127), K.INTEGERS),
-            ("zero points off", lambda b: b + 0.1 * largest(b), K.ZERO_POINT),
-            ("halves exchanged", lambda b: np.roll(b, b.shape[2] // 2, axis=2), K.COLUMNS),
-        )
-    ),
+    *block_plants(32),
+    *block_plants(16),
     Plant(
         "offsets of blocks of 24",
         "q! k! v! o!",
@@ -360,7 +366,7 @@ def joined(n: Numbers, order: str, shards: int) -> Array | None:
     if not n.parts or any(len(part) % shards for part in n.parts):
         return None
     pieces = [np.split(n.parts["qkv".index(letter)], shards) for letter in order]
-    return np.concatenate([piece for shard in zip(*pieces, strict=True) for piece in shard])
+    return np.concatenate([np.concatenate(shard) for shard in zip(*pieces, strict=True)])
 
 
 class Setting(NamedTuple):
@@ -396,12 +402,11 @@ class Case(NamedTuple):
 
 def cases(layout: str) -> list[Case]:
     """All cases of a layout; cases that change nothing are no mistakes."""
-    return [
-        Case(layout, plant, on, layers)
-        for plant in PLANTS
-        for on in plant.on.split()
-        for layers in (EVERYWHERE, (1,))
-    ]
+    layout_cases = []
+    for plant in PLANTS:
+        for on, layers in product(plant.on.split(), (EVERYWHERE, (1,))):
+            layout_cases.append(Case(layout, plant, on, layers))
+    return layout_cases
 
 
 def planted(case: Case) -> Tensors | None:
@@ -549,7 +554,9 @@ def tried(case: Case) -> Verdict | None:
         return None  # without positions, rows of queries and keys in one order are the same
     first = StateDict(original, config, "a")
     comparison = wqk.same(first, StateDict(tensors, config, "b"))
-    causes = [cause for block in comparison.blocks for cause in block.mismatches]
+    causes = []
+    for block in comparison.blocks:
+        causes.extend(block.mismatches)
     kinds, named = {cause.verdict for cause in causes}, "right"
     if not causes:
         named = "unseen" if comparison.same else "tensor"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -142,7 +144,7 @@ def test_tensors_with_an_axis_for_heads_are_edited_as_matrices(
 
 
 def test_steps_of_several_layers_are_one_loop_that_runs() -> None:
-    names = [f"layers.{layer}.{side}_proj.weight" for layer in range(4) for side in "qk"]
+    names = [f"layers.{layer}.{side}_proj.weight" for layer, side in product(range(4), "qk")]
     steps = merged(Change((name,), Permute(0, Rolled(1))) for name in names)
     code = program(steps)
     assert code.startswith("for layer in range(4):")

@@ -66,10 +66,9 @@ def smoothed(tensors: Tensors, stale: str = "") -> Tensors:
 
 
 def compared(original: Tensors, candidate: Tensors, config: dict[str, Any]):
-    single = [
-        {name: value.astype(np.float32) for name, value in tensors.items()}
-        for tensors in (original, candidate)
-    ]
+    single = []
+    for tensors in (original, candidate):
+        single.append({name: value.astype(np.float32) for name, value in tensors.items()})
     models = [StateDict(arrays, config, name) for arrays, name in zip(single, "ab", strict=True)]
     return wqk.same(*models, everything=True), single
 

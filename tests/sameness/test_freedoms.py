@@ -26,8 +26,10 @@ SHARE = 3
 
 
 def read(folder: Path) -> Tensors:
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: value for file in files for name, value in safetensors.load_file(file).items()}
+    tensors: Tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= safetensors.load_file(file)
+    return tensors
 
 
 def plain(plan: AttentionPlan) -> bool:
@@ -135,8 +137,10 @@ def in_eight_bits(
     folder: Path, tensors: Tensors, config: dict[str, Any], plans: list[AttentionPlan], block: int
 ) -> Path:
     """Queries' and keys' weights as float8, with a scale for each block, or one if it is 0."""
-    sides = [side.projection for plan in plans for side in (plan.query, plan.key)]
-    matrices = {part.name for projection in sides for part in projection.roles.values()}
+    matrices: set[str] = set()
+    for plan in plans:
+        for side in (plan.query, plan.key):
+            matrices |= {part.name for part in side.projection.roles.values()}
     matrices = {name for name in matrices if name in tensors and tensors[name].ndim == 2}
     stored = {name: value.contiguous() for name, value in tensors.items() if name not in matrices}
     for name in matrices:
@@ -228,17 +232,13 @@ def stored_otherwise(name: str, folder: Path) -> tuple[Any, Copies]:
 
 def alarms(original: Any, copies: Copies) -> dict[str, str]:
     """Sentence of each harmless change that is reported as a difference; right if empty."""
-    pairs = [
-        (description, pair)
-        for description, copy in copies.items()
-        for pair in ((original, copy), (copy, original))
-    ]
-    verdicts = [(description, same(*pair)) for description, pair in pairs]
-    return {
-        description: comparison.sentence
-        for description, comparison in verdicts
-        if not comparison.same
-    }
+    sentences = {}
+    for description, copy in copies.items():
+        for pair in ((original, copy), (copy, original)):
+            comparison = same(*pair)
+            if not comparison.same:
+                sentences[description] = comparison.sentence
+    return sentences
 
 
 MATRIX = pytest.mark.parametrize("changes", [rewritten, stored_otherwise])

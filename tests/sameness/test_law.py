@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,14 @@ def violations(name: str, folder: Path, count: int | None = None) -> Iterator[st
     """Yield unreported changes, among a number of drawn changes or all changes of all tensors."""
     save(NAMED[name], folder)
     config = open_checkpoint(folder).config
-    tensors = {
-        tensor: np.asarray(value.float().numpy())
-        for file in folder.glob("*.safetensors")
-        for tensor, value in safetensors.load_file(file).items()
-        if value.is_floating_point() and value.numel() > 1
-    }
+    tensors: dict[str, np.ndarray] = {}
+    for file in folder.glob("*.safetensors"):
+        for tensor, value in safetensors.load_file(file).items():
+            if value.is_floating_point() and value.numel() > 1:
+                tensors[tensor] = np.asarray(value.float().numpy())
     dice = np.random.default_rng(zlib.crc32(name.encode()))
     original = wqk.open(StateDict(tensors, config, "original"))
-    changes = [(tensor, change) for tensor in tensors for change in CHANGES]
+    changes = list(product(tensors, CHANGES))
     dice.shuffle(changes)
     for tensor, change in changes[:count]:
         edited = changed(tensors[tensor], change, dice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,12 +17,12 @@ from wqk.sameness.same import same
 
 def layers_of(tensors: dict[str, np.ndarray], kept: list[int]) -> dict[str, np.ndarray]:
     """The tensors of a list of layers, numbered by their place in the list."""
-    return {
-        name.replace(f".layers.{layer}.", f".layers.{place}."): value
-        for place, layer in enumerate(kept)
-        for name, value in tensors.items()
-        if f".layers.{layer}." in name
-    }
+    renumbered = {}
+    for place, layer in enumerate(kept):
+        for name, value in tensors.items():
+            if f".layers.{layer}." in name:
+                renumbered[name.replace(f".layers.{layer}.", f".layers.{place}.")] = value
+    return renumbered
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_fused_weight_that_was_cut_at_other_places_is_one_cause(shards: int, o
     for layer in {name.split(".")[2] for name in tensors if ".layers." in name}:
         names = {side: f"model.layers.{layer}.self_attn.{side}_proj.weight" for side in "qkv"}
         pieces = {side: np.split(tensors[name], shards) for side, name in names.items()}
-        fused = np.concatenate([pieces[side][n] for n in range(shards) for side in order])
+        fused = np.concatenate([pieces[side][n] for n, side in product(range(shards), order)])
         ends = np.cumsum([len(tensors[names[side]]) for side in "qk"])
         stored |= dict(zip(names.values(), np.split(fused, ends), strict=True))
     if all(np.array_equal(stored[name], tensors[name]) for name in tensors):

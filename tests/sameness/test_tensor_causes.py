@@ -100,7 +100,7 @@ def join_shards(arrays: Tensors) -> Tensors:
     for layer in range(LAYERS):
         gate, up = (f"model.layers.{layer}.mlp.{name}_proj.weight" for name in ("gate", "up"))
         shards = zip(np.split(arrays[gate], 2), np.split(arrays[up], 2), strict=True)
-        joined = np.concatenate([piece for shard in shards for piece in shard])
+        joined = np.concatenate([np.concatenate(shard) for shard in shards])
         result[gate], result[up] = np.split(joined, 2)
     return result
 

@@ -32,10 +32,11 @@ def parents(count: int = 2) -> tuple[list[Tensors], dict[str, object]]:
 
 
 def weighted(models: list[Tensors], weights: list[float]) -> Tensors:
-    return {
-        name: sum(w * model[name] for w, model in zip(weights, models, strict=True)).astype("f4")
-        for name in models[0]
-    }
+    sums: Tensors = {}
+    for name in models[0]:
+        terms = [w * model[name] for w, model in zip(weights, models, strict=True)]
+        sums[name] = np.asarray(sum(terms)).astype("f4")
+    return sums
 
 
 def compared(models: list[Tensors], config: dict[str, object], merged: Tensors):
