@@ -168,6 +168,15 @@ def test_rows_of_zeros_that_an_adapter_of_dora_scales_are_not_finite(base: Path)
     assert np.isfinite(adapted[1:]).all()
 
 
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_a_factor_under_a_name_that_peft_passes_over_is_refused(base: Path, side: str) -> None:
+    tensors = factors(QUERY)
+    name = f"{QUERY}.lora_{side}.weight"
+    tensors[f"{name}_x"] = tensors.pop(name)
+    with pytest.raises(CheckpointError, match=rf"lora_{side}\.weight_x', none of the factors"):
+        open_checkpoint(adapter(base, tensors))
+
+
 # Settings under which PEFT leaves out a module whose factors the file holds, and one that it takes.
 LEFT_OUT: list[tuple[dict[str, Any], bool]] = [
     ({"target_modules": ["k_proj"]}, True),

@@ -288,6 +288,17 @@ def test_the_scaling_of_llama_3_is_read_from_its_factors(tmp_path: Path) -> None
     assert "rotary scaling (rope_scaling)" in lost.blocks[0].reason
 
 
+def test_a_file_that_counts_no_blocks_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", hf("llama"))
+    uint32 = (4).to_bytes(4, "little")  # GGUF's number of this type
+    before = b"llama.block_count" + uint32
+    content = path.read_bytes()
+    assert before + LAYERS.to_bytes(4, "little") in content
+    path.write_bytes(content.replace(before + LAYERS.to_bytes(4, "little"), before + bytes(4)))
+    with pytest.raises(CheckpointError, match="llama.block_count counts no block"):
+        wqk.open(path)
+
+
 def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path) -> None:
     original = hf("llama")
     name = "model.layers.0.self_attn.v_proj.weight"

@@ -338,8 +338,12 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     windows = _windows(file)
     turned = _turned(file, windows)
     config = configured | _heads(file) | _scores(file)
-    layer_count = depth if "block_count" in configured else None
-    config |= {"model_type": f"gguf-{architecture}", "layer_count": layer_count}
+    if "block_count" in configured and depth < 1:
+        raise CheckpointError(
+            f"{name}.block_count counts no block with attention; expected a number from 1 on, "
+            f"got {depth}"
+        )
+    config |= {"model_type": f"gguf-{architecture}", "layer_count": depth or None}
     if any(windows):
         chunked, symmetric = (file.code["window"]["kind"] == k for k in ("chunked", "symmetric"))
         kind = "chunked" if chunked else "sliding"
