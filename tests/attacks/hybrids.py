@@ -68,6 +68,8 @@ def heads_of(tensors: Tensors, name: str, heads: int, width: int) -> np.ndarray:
     if name not in tensors:
         raise Meaningless(f"no {name}")
     weight = tensors[name]
+    if not isinstance(heads, int) or not isinstance(width, int):
+        raise Meaningless(f"{heads!r} heads of width {width!r}")
     if weight.ndim != 2 or len(weight) != heads * width:
         raise Meaningless(f"{name} of shape {weight.shape}")
     return weight.astype(np.float64).reshape(heads, width, -1)
