@@ -105,7 +105,10 @@ def changed_factors(factors: Tensors, dice: Random) -> tuple[Tensors, str]:
     elif kind == "exchanged":
         rival = name.replace("lora_A", "lora_C").replace("lora_B", "lora_A")
         rival = rival.replace("lora_C", "lora_B")
-        changed[name], changed[rival] = changed[rival], value
+        if rival in changed:
+            changed[name], changed[rival] = changed[rival], value
+        else:
+            changed[rival] = changed.pop(name)
     elif kind == "rank":
         axis = 0 if "lora_A" in name else 1
         changed[name] = value.take(range(dice.choice((1, 2, 3))), axis)
