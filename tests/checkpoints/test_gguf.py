@@ -299,6 +299,29 @@ def test_a_file_that_counts_no_blocks_is_refused(tmp_path: Path) -> None:
         wqk.open(path)
 
 
+def test_a_header_whose_tensors_do_not_follow_each_other_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", hf("llama"), words=20)
+    reader = gguf.GGUFReader(str(path))
+    offset = reader.tensors[3].field.parts[-1]  # the last number of an entry
+    at = offset.ctypes.data - reader.data.ctypes.data
+    number = int(offset[0])
+    content = bytearray(path.read_bytes())
+    content[at : at + 8] = (number + 32).to_bytes(8, "little")
+    moved = tmp_path / "moved.gguf"
+    moved.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=rf"begins at byte {number + 32:,} .* expected {number:,}"
+    ):
+        wqk.open(moved)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf", hf("llama"), words=20)
+    path.write_bytes(path.read_bytes().replace(b"blk.0.attn_norm", b"blk.0.attn\x80norm", 1))
+    with pytest.raises(CheckpointError, match="is no name"):
+        wqk.open(path)
+
+
 def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path) -> None:
     original = hf("llama")
     name = "model.layers.0.self_attn.v_proj.weight"

@@ -122,13 +122,14 @@ def open_gguf(source: ByteSource) -> RowFile:
         raise CheckpointError(f"the header claims {max(count, entries)} entries: not a GGUF file")
     metadata: dict[str, Any] = {}
     for _ in range(entries):
-        key = at.text()
+        key = at.name()
         metadata[key] = at.value(at.number(U32))
     listed = [_listed(at) for _ in range(count)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 2**20:
         raise CheckpointError(f"general.alignment must be a positive number, got {alignment!r:.30}")
-    data = -(-at.position // alignment) * alignment
+    _require_contiguous(listed, alignment)
+    data = _aligned(at.position, alignment)
     tensors: dict[str, TensorInfo] = {}
     starts: dict[str, int] = {}
     for name, info, offset in listed:
@@ -145,9 +146,27 @@ def open_gguf(source: ByteSource) -> RowFile:
     return file
 
 
+def _aligned(position: int, alignment: int) -> int:
+    """Return the first aligned position from this one on."""
+    return -(-position // alignment) * alignment
+
+
+def _require_contiguous(listed: Sequence[tuple[str, TensorInfo, int]], alignment: int) -> None:
+    """Check that each tensor begins where the one before it ends; llama.cpp loads no other file."""
+    expected: int | None = 0
+    for name, info, offset in listed:
+        if expected is not None and offset != expected:
+            raise CheckpointError(
+                f"the header is damaged: {name!r} begins at byte {offset:,} of the data; expected "
+                f"{expected:,}, where the tensor before it ends"
+            )
+        has_known_size = info.dtype in QUANTIZED or info.dtype in ITEM_BITS
+        expected = _aligned(offset + info.nbytes, alignment) if has_known_size else None
+
+
 def _listed(at: _Cursor) -> tuple[str, TensorInfo, int]:
     """Return a tensor of the header, and its offset in the data."""
-    name, axes = at.text(), at.number(U32)
+    name, axes = at.name(), at.number(U32)
     if axes > 8:
         raise CheckpointError(f"{name!r} has {axes} axes: not a GGUF file")
     shape = tuple(at.number(U64) for _ in range(axes))[::-1]
@@ -193,10 +212,13 @@ class _Cursor:
         """Return the next number of this type."""
         return kind.unpack(self.take(kind.size))[0]
 
-    def text(self) -> str:
-        """Return the next string."""
-        length = self.number(U64)
-        return self.take(length).decode("utf-8", "replace")
+    def name(self) -> str:
+        """Return the next name, of a tensor or a key of the metadata."""
+        name = self.take(self.number(U64))
+        try:
+            return name.decode("utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{name!r:.60} is no name: not a GGUF file, or damaged") from None
 
     def value(self, kind: int, depth: int = 0) -> Any:
         """Return the next value of this type; None for long arrays and strings."""
