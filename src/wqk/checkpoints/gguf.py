@@ -595,13 +595,17 @@ def _q2_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q3_k(blocks: np.ndarray) -> np.ndarray:
-    # The four bytes from 104 on hold the scales' two upper bits: of every fourth scale each.
-    high = _shifted(blocks[:, 104:108], 1, 2).reshape(len(blocks), 16)
-    scales = (_nibbles(blocks[:, 96:104]) | high << 4).astype(np.float32) - 32
-    low = _shifted(blocks[:, 32:96], 2, 2).reshape(len(blocks), 8, 32)
-    clear = 1 - _shifted(blocks[:, :32], 1, 1).reshape(len(blocks), 8, 32)
-    whole = low.astype(np.float32) - 4 * clear.astype(np.float32)
-    return _scaled(whole, _half(blocks, 108) * scales)
+    high_masks, low_bytes = blocks[:, :32], blocks[:, 32:96]
+    low_scale_bytes, high_scale_bytes = blocks[:, 96:104], blocks[:, 104:108]
+    # Each of the four bytes holds the two upper bits of every fourth scale.
+    high_scales = _shifted(high_scale_bytes, 1, 2).reshape(len(blocks), 16)
+    low_scales = _nibbles(low_scale_bytes)
+    scales = (low_scales | high_scales << 4).astype(np.float32) - 32
+    low = _shifted(low_bytes, 2, 2).reshape(len(blocks), 8, 32)
+    is_high = _shifted(high_masks, 1, 1).reshape(len(blocks), 8, 32)
+    # A code is from −4 to 3: without its highest bit, 4 is taken away.
+    codes = low.astype(np.float32) - 4 * (1 - is_high).astype(np.float32)
+    return _scaled(codes, _half(blocks, 108) * scales)
 
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
