@@ -347,13 +347,9 @@ def _json_key(key: Any) -> str:
 
 def _plain_values(instance: Any) -> dict[str, Any]:
     """Collect a dataclass's fields and the further properties that its class lists."""
-    # Properties of older classes would be left out without a word.
-    assert not hasattr(instance, "told"), "rename told to derived"
-    names = [field.name for field in dataclasses.fields(instance)]
-    return {
-        name: json_value(getattr(instance, name))
-        for name in (*names, *getattr(instance, "derived", ()))
-    }
+    fields = [field.name for field in dataclasses.fields(instance)]
+    derived = getattr(instance, "derived", ())
+    return {name: json_value(getattr(instance, name)) for name in (*fields, *derived)}
 
 
 def farthest(moved: Sequence[tuple[float, str]]) -> str:

@@ -211,14 +211,10 @@ class Initialization(Result):
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each layer; ratios are of norms, after to before."""
         for layer in self.layers:
-            scores = {
-                f"{name}_{when}": score
-                for when, all_scores in (("before", layer.before), ("after", layer.after))
-                for name, score in all_scores._asdict().items()
-            }
-            yield {"stack": layer.stack, "layer": layer.layer, **scores} | {
-                name: getattr(layer, name) for name in LayerChange.derived
-            }
+            row = {"stack": layer.stack, "layer": layer.layer}
+            row |= {f"{name}_before": score for name, score in layer.before._asdict().items()}
+            row |= {f"{name}_after": score for name, score in layer.after._asdict().items()}
+            yield row | {name: getattr(layer, name) for name in LayerChange.derived}
 
     def _shown(self, width: int) -> Iterator[Any]:
         yield self.sentence

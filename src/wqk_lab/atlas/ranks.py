@@ -353,11 +353,12 @@ def place(table: ScoreTable) -> list[Placement]:
         pl.col("family").ne_missing("inferred"),
         untrained.over("checkpoint", "revision", "step", "stack", "kind") < 0.5,
     )
-    return [
-        Placement(row["name"], row["stack"], *positions)
-        for row in summarize(comparable).iter_rows(named=True)
-        if any(positions := [_position(row[score], score) for score in SCORE_SIGNS])
-    ]
+    placements = []
+    for row in summarize(comparable).iter_rows(named=True):
+        positions = [_position(row[score], score) for score in SCORE_SIGNS]
+        if any(positions):
+            placements.append(Placement(row["name"], row["stack"], *positions))
+    return placements
 
 
 def _position(value: float | None, score: str) -> Position | None:

@@ -108,6 +108,12 @@ def _progress(trials: Sequence[Trial]) -> dict[str, Any]:
     return {"total": sum(goals), "completed": sum(steps), "text": text}
 
 
+def _state(trial: Trial) -> str:
+    if trial.done:
+        return "done"
+    return "to do" if trial.step is None else "begun"
+
+
 def _print_table(trials: Sequence[Trial], speed: float | None) -> None:
     """One line per run, and what remains to be done."""
     from wqk.cli import display
@@ -116,8 +122,7 @@ def _print_table(trials: Sequence[Trial], speed: float | None) -> None:
 
     table = Sheet.of("run", "step", "of", "state", text=["run"])
     for trial in trials:
-        state = "done" if trial.done else "to do" if trial.step is None else "begun"
-        table.add(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
+        table.add(trial.folder.name, str(trial.step or 0), str(trial.goal), _state(trial))
     console = display.output()
     console.print(table)
     unfinished = sum(not trial.done for trial in trials)

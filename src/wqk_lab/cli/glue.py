@@ -64,10 +64,10 @@ def glue(
 
     groups = by_start(models) if len(models) > 2 else None
     settings = FineTuning(**options)
-    chosen = [
-        read_task(Path(name) if name.endswith(".jsonl") else data / name)
-        for name in filter(None, tasks.split(","))
-    ]
+    chosen = []
+    for name in filter(None, tasks.split(",")):
+        is_file = name.endswith(".jsonl")
+        chosen.append(read_task(Path(name) if is_file else data / name))
     if not chosen:
         raise click.UsageError("--tasks names no task")
     outcomes, shown = [], []
@@ -82,10 +82,10 @@ def glue(
             each[model] = fine_tune(model, task, range(1, seeds + 1), settings)
         results = [each[model] for model in models]
         if groups is not None:
-            results = [
-                over_runs(start, {seed: each[model] for seed, model in runs.items()})
-                for start, runs in groups.items()
-            ]
+            results = []
+            for start, runs in groups.items():
+                result_by_seed = {seed: each[model] for seed, model in runs.items()}
+                results.append(over_runs(start, result_by_seed))
         shown.append((task, baselines(task), results))
         counts = {"train": len(task.train.labels), "validation": len(task.validation.labels)}
         about: dict[str, Any] = {"task": task.name, "rows": counts | {"left_out": task.shared}}

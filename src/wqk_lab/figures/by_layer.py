@@ -78,12 +78,8 @@ def finish_row(
             axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     for axis, ends_of_axis in zip(axes, ends, strict=False):
         axis.set_ylim(axes[0].get_ylim())
-        label_ends(
-            axis,
-            with_room(axis, ends_of_axis)
-            if all(n.isdigit() for _, n, _ in ends_of_axis)
-            else ends_of_axis,
-        )
+        numbered = all(name.isdigit() for _, name, _ in ends_of_axis)
+        label_ends(axis, with_room(axis, ends_of_axis) if numbered else ends_of_axis)
 
 
 def lettered(axes: Iterable[Axes], names: str) -> None:

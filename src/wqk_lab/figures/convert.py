@@ -179,6 +179,8 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
     figure = new_figure(PAPER_WIDTH, 0.8 + 1.5 * len(panels))
     axes = figure.subplots(len(panels), len(origins), sharex=True, squeeze=False)
     steps = sorted(set(rows["step"]))
+    labeled_steps = {0, *steps[1::2]}
+    step_labels = [str(step) if step in labeled_steps else "" for step in steps]
     for (quantity, text), row in zip(panels, axes, strict=True):
         first = axes[panels.index((quantity, texts[0])), 0]
         for axis, origin in zip(row, origins, strict=True):
@@ -187,7 +189,7 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
             axis.tick_params(labelleft=axis is row[0])
             _draw(axis, curves.filter(corpus=text, quantity=quantity, origin=origin))
             axis.set_xscale("symlog", linthresh=5, linscale=0.3)
-            axis.set_xticks(steps, [f"{n}" if n in (0, *steps[1::2]) else "" for n in steps])
+            axis.set_xticks(steps, step_labels)
             axis.minorticks_off()
             axis.margins(x=0.02)
         finish_row(row, f"{SHOWN[quantity]}\n{text}")

@@ -192,8 +192,9 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
         look = _look(row, faint=bool(own_rows.height)) | {"linestyle": "", "elinewidth": 0.7}
         axis.errorbar(row["parameters"], row[score], error, **look)
     labeled = own_rows if 0 < own_rows.height <= LABELED else _extremes(rows.filter("sound"), score)
-    names = [
-        axis.annotate(
+    names = []
+    for row in labeled.iter_rows(named=True):
+        name = axis.annotate(
             row["name"],
             (row["parameters"], row[score]),
             xytext=(5, 3),
@@ -203,8 +204,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
             zorder=5,
             path_effects=[withStroke(linewidth=1.5, foreground="white")],
         )
-        for row in labeled.iter_rows(named=True)
-    ]
+        names.append(name)
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
     return names
@@ -222,7 +222,8 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
     extremes = pl.concat(chosen).unique(maintain_order=True)
     names = extremes["name"].to_list()
     # Of variants of one model, which lie next to each other, the shortest name is enough.
-    variants = [name for name in names if any(name.startswith(f"{short}-") for short in names)]
+    beginnings = tuple(f"{short}-" for short in names)
+    variants = [name for name in names if name.startswith(beginnings)]
     return extremes.filter(~pl.col("name").is_in(variants))
 
 

@@ -199,6 +199,12 @@ def pair_values(rows: pl.DataFrame, relation: str, quantity: str) -> pl.DataFram
     return values_by_pair.drop_nulls("value").filter(pl.col("value").is_finite())
 
 
+def _remark(test: PairTest) -> str:
+    if test.corrected is None:
+        return f"{test.relation}: not measured"
+    return f"{test.relation}: {test.agree} of {test.pairs}, p {test.corrected:.2g}"
+
+
 def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
     """Every prediction of `TESTED`, tested.
 
@@ -315,14 +321,8 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
     grid[1, 1].legend(loc="lower right")
     tests = pair_tests(rows)
     for axis, quantity in zip(grid.flat, LABELS, strict=True):
-        remark = "; ".join(
-            f"{test.relation}: not measured"
-            if test.corrected is None
-            else f"{test.relation}: {test.agree} of {test.pairs}, p {test.corrected:.2g}"
-            for test in tests
-            if test.quantity == quantity
-        )
-        axis.set_title(remark, fontsize=6.5, fontweight="normal", loc="left")
+        remarks = [_remark(test) for test in tests if test.quantity == quantity]
+        axis.set_title("; ".join(remarks), fontsize=6.5, fontweight="normal", loc="left")
     note(
         figure,
         "One line for each pair; dashed: made causal, with the opposite prediction. Dots: heads. "

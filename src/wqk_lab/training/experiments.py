@@ -351,9 +351,10 @@ def visible_gpus() -> list[str]:
     with required_by("training"):
         import torch
 
+    count = torch.cuda.device_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = listed.split(",") if listed else [str(n) for n in range(torch.cuda.device_count())]
-    return names[: torch.cuda.device_count()]
+    names = listed.split(",") if listed else [str(number) for number in range(count)]
+    return names[:count]
 
 
 def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:

@@ -135,7 +135,7 @@ def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
 
 
 def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
-    """Combine runs of one initialization into a result with a value for each seed.
+    """Group runs by initialization: their references by seed, for each initialization.
 
     RunError unless they are runs of two initializations of one recipe, with the same seeds and at
     the same step.
@@ -143,10 +143,10 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     runs = {str(model): open_run(model) for model in models}
     cells = starts(list(runs.values()), "glue with more than two models", penalties=True)
     named = {run.folder: model for model, run in runs.items()}
-    groups = {
-        start: sorted((int(run.recipe.get("seed", 0)), named[run.folder]) for run in cell.runs)
-        for start, cell in cells.items()
-    }
+    groups = {}
+    for start, cell in cells.items():
+        members = [(int(run.recipe.get("seed", 0)), named[run.folder]) for run in cell.runs]
+        groups[start] = sorted(members)
     seeds = [[seed for seed, _ in group] for group in groups.values()]
     if len(groups) > 2 or seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]):
         listed = "; ".join(

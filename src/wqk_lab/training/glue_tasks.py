@@ -162,12 +162,11 @@ def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
         "spearman": lambda expected, predicted: stats.spearmanr(expected, predicted).statistic,
     }
     constant = len(set(predictions)) == 1
-    return {
-        name: 0.0
-        if constant and name in ("pearson", "spearman")
-        else float(metric_functions[name](labels, predictions))
-        for name in task.metrics
-    }
+    scores = {}
+    for name in task.metrics:
+        undefined = constant and name in ("pearson", "spearman")
+        scores[name] = 0.0 if undefined else float(metric_functions[name](labels, predictions))
+    return scores
 
 
 def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:

@@ -343,7 +343,9 @@ def _wrong(message: str) -> RunError:
 def _step_list(text: str) -> list[int] | None:
     """``0,100`` as numbers; None for any other text."""
     pieces = [piece.strip() for piece in text.split(",")]
-    return [int(piece) for piece in pieces] if all(p.isdecimal() for p in pieces) else None
+    if not all(piece.isdecimal() for piece in pieces):
+        return None
+    return [int(piece) for piece in pieces]
 
 
 _RULES: list[tuple[Callable[[Recipe], bool], str]] = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from wqk._files import locked, read_lines
 from wqk._version import __version__
 from wqk.errors import CorpusError, RunError, required_by
-from wqk.live.initializing import Initialization
+from wqk.live.initializing import Initialization, LayerChange
 from wqk.tables.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
 from wqk_lab.training.conversion import Parent
 from wqk_lab.training.corpus.store import TokenStore
@@ -271,21 +271,19 @@ def _settings(
             "parameters": model.num_parameters(),
             "config": model.config.to_dict(),
         },
-        "initialization": [
-            {
-                "stack": change.stack,
-                "layer": change.layer,
-                **change.after._asdict(),
-                **{name: getattr(change, name) for name in change.derived},
-            }
-            for change in start.layers
-        ],
+        "initialization": [_initialization(change) for change in start.layers],
         "corpus": {
             "folder": str(store.folder.resolve()),
             **{name: getattr(store, name) for name in ("fingerprint", "unit", "vocabulary_size")},
         },
         "environment": _environment(recipe, accelerator),
     }
+
+
+def _initialization(change: LayerChange) -> dict[str, Any]:
+    """Return one layer's scores after its initialization."""
+    record = {"stack": change.stack, "layer": change.layer, **change.after._asdict()}
+    return record | {name: getattr(change, name) for name in change.derived}
 
 
 def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:

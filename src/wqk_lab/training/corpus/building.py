@@ -186,14 +186,14 @@ def _gather(
         raise CorpusError("no text: every document is empty")
     counts = pl.concat(done).group_by("source").agg(pl.len(), pl.col("length").sum())
     taken = {number: (count, characters) for number, count, characters in counts.iter_rows()}
-    return [
-        {
-            "name": source.name,
-            **({"bytes": source.bytes} if source.files else {}),
-            **dict(zip(("documents", "characters"), taken.get(number, (0, 0)), strict=True)),
-        }
-        for number, source in enumerate(sources)
-    ]
+    records = []
+    for number, source in enumerate(sources):
+        record: dict[str, Any] = {"name": source.name}
+        if source.files:
+            record["bytes"] = source.bytes
+        record["documents"], record["characters"] = taken.get(number, (0, 0))
+        records.append(record)
+    return records
 
 
 def _shards(sources: Sequence[TextSource], options: CorpusOptions) -> Iterator[pl.DataFrame]:

@@ -97,7 +97,9 @@ def learn_words(
 def read_words(path: Path, lower: bool) -> str:
     """Return a WordPiece tokenizer from a ``vocab.txt`` with one token per line."""
     lines = read_text(path, CorpusError, "; expected one token per line").split("\n")
-    pieces = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
+    if not lines[-1]:  # the end of the last line
+        lines.pop()
+    pieces = [line.rstrip("\r") for line in lines]
     names = {piece: number for number, piece in enumerate(pieces)}
     if missing := [name for name in SPECIAL if name not in names]:
         raise CorpusError(f"{path}: lacks {', '.join(missing)}; expected a vocab.txt like BERT's")
@@ -135,11 +137,11 @@ def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
     ({'padding': 0, 'mask': 1, 'unknown': 2, 'separator': 3}, 6)
     """
     ids = _library().Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True)
-    special = {
-        role: ids[present[0]]
-        for role, names in ROLES.items()
-        if (present := [name for name in names if name in ids])
-    }
+    special = {}
+    for role, names in ROLES.items():
+        present = [name for name in names if name in ids]
+        if present:
+            special[role] = ids[present[0]]
     return special, max(ids.values()) + 1
 
 
