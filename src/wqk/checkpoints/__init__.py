@@ -10,18 +10,12 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Unpack
 
 from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, NotAnAdapter, read_adapter
+from wqk.checkpoints.bucket_folders import bucket_has_weights, open_bucket_folder
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import ENDINGS, exists, has_weights, local_folder, open_local
-from wqk.checkpoints.hub import (
-    bucket_has_weights,
-    hub_page,
-    is_hub_id,
-    open_base,
-    open_bucket_folder,
-    open_hub,
-    open_url,
-)
+from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub
 from wqk.checkpoints.modules import open_live
+from wqk.checkpoints.web import open_url
 from wqk.errors import CheckpointError, errors_about
 from wqk.storage.buckets import step_names
 from wqk.storage.references import is_bucket, is_url, redacted, step_in
@@ -143,8 +137,8 @@ def _open(
         if page is None:
             _refuse_revision(revision, name)
             return open_url(name, subfolder=subfolder, **access)
-        name, shown, within = page
-        revision, subfolder = revision or shown, subfolder or within
+        name = page.repository
+        revision, subfolder = revision or page.revision, subfolder or page.subfolder
     elif exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
