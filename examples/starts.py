@@ -3,7 +3,7 @@
 ``python examples/starts.py wikipedia.jsonl.xz starts.csv --seeds 1-15`` trains small BERTs of
 `transformers` on characters, one for each arm and seed, and adds a line to the table when one has
 ended; interrupted, the same command goes on. ``--jobs 2`` trains two at a time. ``--layers 4
---width 256`` trains larger models; each size needs a table of its own.
+--width 256 --rate 3e-4`` trains larger models; each recipe needs a table of its own.
 
 A symmetric start, W_k = W_q, makes tokens attend to themselves, makes similar tokens attract each
 other, and makes the form symmetric. All arms have heads of one mean norm. The *excess* is what the
@@ -29,20 +29,21 @@ import transformers
 HEADS = 4
 BLOCK, BATCH, HIDDEN = 32, 32, 10  # characters in a block, blocks in a step, masked characters
 SYMBOLS, CHARACTERS = 62, 4_000_000
-RATE, DEVIATION = 1e-3, 0.04
+DEVIATION = 0.04
 MASK, UNKNOWN = 0, 1
 STEPS, PLATEAU = 600, slice(300, 600)
 COLUMNS = ("start", "seed", "step", "plateau_loss", "first_below", "last_loss", "excess")
 
 
-class Size(NamedTuple):
-    """Number of layers, and width."""
+class Recipe(NamedTuple):
+    """Number of layers, width, and learning rate."""
 
     layers: int
     width: int
+    rate: float
 
 
-SMALL = Size(layers=2, width=128)
+SMALL = Recipe(layers=2, width=128, rate=1e-3)
 
 
 class Arm(NamedTuple):
@@ -137,17 +138,17 @@ def head_norm(attention: Any) -> float:
     return float((query.mT @ key).norm(dim=(1, 2)).mean())
 
 
-def build(arm: Arm, seed: int, size: Size = SMALL) -> tuple[Any, Scores]:
+def build(arm: Arm, seed: int, recipe: Recipe = SMALL) -> tuple[Any, Scores]:
     """A new model with an arm's start, and its attention."""
     torch.manual_seed(seed)
-    scores = Scores(arm, size.layers)
+    scores = Scores(arm, recipe.layers)
     transformers.AttentionInterface.register("starts", scores.attend)
     config = transformers.BertConfig(
         vocab_size=SYMBOLS + 1,
-        hidden_size=size.width,
-        num_hidden_layers=size.layers,
+        hidden_size=recipe.width,
+        num_hidden_layers=recipe.layers,
         num_attention_heads=HEADS,
-        intermediate_size=4 * size.width,
+        intermediate_size=4 * recipe.width,
         max_position_embeddings=BLOCK,
         hidden_dropout_prob=0,
         attention_probs_dropout_prob=0,
@@ -168,9 +169,9 @@ def build(arm: Arm, seed: int, size: Size = SMALL) -> tuple[Any, Scores]:
     return model, scores
 
 
-def excess(seed: int, tokens: torch.Tensor, size: Size = SMALL) -> torch.Tensor:
+def excess(seed: int, tokens: torch.Tensor, recipe: Recipe = SMALL) -> torch.Tensor:
     """What the symmetric start adds to a token's logit with itself, (layers, heads)."""
-    model, scores = build(ARMS["symmetric"], seed, size)
+    model, scores = build(ARMS["symmetric"], seed, recipe)
     scores.measured = []
     with torch.no_grad():
         model(input_ids=tokens)
@@ -178,7 +179,7 @@ def excess(seed: int, tokens: torch.Tensor, size: Size = SMALL) -> torch.Tensor:
 
 
 def trained(
-    name: str, seed: int, text: np.ndarray, size: Size = SMALL, steps: int = STEPS
+    name: str, seed: int, text: np.ndarray, recipe: Recipe = SMALL, steps: int = STEPS
 ) -> dict[str, Any]:
     """Train an arm, and return its line of the table."""
     arm = ARMS[name]
@@ -191,11 +192,11 @@ def trained(
         return inputs.masked_fill(hidden, MASK), inputs.where(hidden, torch.tensor(-100))
 
     first = batch()[0]
-    added = excess(seed, first, size)
-    model, scores = build(arm, seed, size)
+    added = excess(seed, first, recipe)
+    model, scores = build(arm, seed, recipe)
     scores.added.data.copy_((arm.itself or arm.same) * added)
     parameters = [*model.parameters(), *([scores.added] if arm.learned else [])]
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.rate, weight_decay=0.01)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 50))
     losses: list[float] = []
     for _ in range(steps):
@@ -226,11 +227,11 @@ def trained(
     )
 
 
-def run(job: tuple[str, int, str, Size]) -> dict[str, Any]:
+def run(job: tuple[str, int, str, Recipe]) -> dict[str, Any]:
     """Train an arm in a process of its own."""
     torch.set_num_threads(1)
-    name, seed, path, size = job
-    return trained(name, seed, encoded(path), size)
+    name, seed, path, recipe = job
+    return trained(name, seed, encoded(path), recipe)
 
 
 def main() -> None:
@@ -242,6 +243,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--layers", type=int, default=SMALL.layers)
     parser.add_argument("--width", type=int, default=SMALL.width)
+    parser.add_argument("--rate", type=float, default=SMALL.rate)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
@@ -251,9 +253,9 @@ def main() -> None:
             done = {(row["start"], int(row["seed"])) for row in csv.DictReader(file)}
     else:
         options.table.write_text(",".join(COLUMNS) + "\n")
-    size = Size(options.layers, options.width)
+    recipe = Recipe(options.layers, options.width, options.rate)
     missing_runs = [
-        (name, seed, options.text, size)
+        (name, seed, options.text, recipe)
         for seed in range(int(first), int(last or first) + 1)
         for name in options.arms
         if (name, seed) not in done

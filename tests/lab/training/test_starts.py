@@ -64,8 +64,8 @@ def test_an_arm_changes_its_logits_alone(starts: dict[str, Any], name: str) -> N
 
 
 def test_larger_models_have_the_same_arms(starts: dict[str, Any]) -> None:
-    size = starts["Size"](layers=3, width=64)
-    model, scores = starts["build"](starts["ARMS"]["tied"], 0, size)
+    recipe = starts["Recipe"](layers=3, width=64, rate=1e-3)
+    model, scores = starts["build"](starts["ARMS"]["tied"], 0, recipe)
     layers = model.bert.encoder.layer
     assert (len(layers), layers[2].attention.self.query.weight.shape) == (3, (64, 64))
     assert scores.added.shape == (3, starts["HEADS"])
