@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tests import small
 from tests.command import ENCODER, run
 
 import wqk
@@ -11,6 +14,7 @@ DECODER, INDUCTION = (str(wqk.demo_model(name)) for name in ("decoder", "inducti
 SHOWN = [
     ("scan ENCODER --spectrum", "effective rank"),
     ("scan DECODER --ceiling", "No ceiling (decoder)"),
+    ("verify ENCODER --csv", "stack,kind,layer,application,difference"),
     ("scan ENCODER --csv", "checkpoint,revision,step,model_type"),
     ("demo --csv", "checkpoint,revision,step,model_type"),
     ("survey ENCODER --out scores --csv", "checkpoint,revision,step,model_type"),
@@ -30,6 +34,34 @@ def test_an_option_changes_what_is_printed(line, text, tmp_path, monkeypatch):
     models = {"ENCODER": ENCODER, "DECODER": DECODER, "INDUCTION": INDUCTION}
     arguments = [models.get(word, word) for word in line.split()]
     assert text in run(*arguments, width=120).stdout
+
+
+def test_heads_are_sorted_alone_and_layers_alone() -> None:
+    scores = wqk.scan(ENCODER).frame.sort("symmetry", descending=True)
+    for options, rows in (
+        (["--heads"], scores.filter(scores["head"].is_not_null())),
+        ([], scores.filter(scores["head"].is_null())),
+    ):
+        shown = run("scan", ENCODER, "--sort", "symmetry", "--top", 3, *options).stdout
+        _, _, *lines = shown.splitlines()
+        assert [float(line.split()[1 + len(options)]) for line in lines] == pytest.approx(
+            rows["symmetry"].to_list()[:3], rel=5e-3
+        )
+
+
+def test_bands_of_a_rotary_model_are_printed_at_each_distance(tmp_path: Path) -> None:
+    folder = small.save_model(tmp_path / "rotary", small.llama())
+    shown = run("scan", folder, "--bands", "--distance", "0,5", width=160).stdout
+    expected = wqk.scan(folder, measures=["bands"], distances=(0, 5)).layers.frame
+    shares = [f"{share:.3g}" for share in expected["rotary_low_share"]]
+    assert all(share in shown for share in shares), shown
+
+
+def test_a_report_has_a_name_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wqk.scan(ENCODER).write("scores.parquet")
+    assert "report: report.html" in run("report", "scores.parquet").stderr
+    assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
 def test_atlas_leaves_out_rows_whose_numbers_are_doubted() -> None:

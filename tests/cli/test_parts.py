@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -39,10 +40,16 @@ def test_a_table_and_a_picture(places: tuple[str, str], tmp_path: Path) -> None:
 
 def test_json_has_every_row(places: tuple[str, str]) -> None:
     model, corpus = places
-    value = json.loads(run("parts", model, "--corpus", corpus, "--blocks", "8", "--json").stdout)
+    options = ("parts", model, "--corpus", corpus, "--blocks", "8")
+    value = json.loads(run(*options, "--json").stdout)
     assert value["predicts"] == "masked"
     assert [row["part"] for row in value["shares"]][:4] == ["whole", "none", "half", "symmetric"]
     assert abs(value["settings"]["explained_untrained"]) < 0.01
+    rows = list(csv.DictReader(run(*options, "--csv").stdout.splitlines()))
+    assert rows == [
+        {name: "" if cell is None else str(cell) for name, cell in row.items()}
+        for row in value["shares"]
+    ]
 
 
 @pytest.mark.parametrize(

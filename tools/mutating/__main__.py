@@ -1,7 +1,7 @@
 """Plant faults, one at a time, and count those that the tests notice.
 
     python -m tools.mutating [--data N] [--code N] [--seed N] [--only PART] [--fewest N] [--proofs]
-        [--nearest] [--fast] [--out FILE]
+        [--nearest] [--seconds N] [--fast] [--out FILE]
 
 Mutants are drawn by the seed from all that can be changed in families' files, and in code, where
 each room has its share. They are planted in a copy of the tree, and each is printed with its
@@ -18,7 +18,7 @@ the same rules) is not counted.
 Those of code meet the fast tests that run their statement, the cheapest first, and then the others
 that name what its file defines. Which those are is recorded once for a state of the tree, in
 `--record` (a quarter of an hour on two cores). With `--nearest` nothing is recorded: they meet the
-fast tests of the files that are nearest (`reach.py`), those of the file itself first.
+fast tests of the files that are nearest (`reach.py`), those first that name the changed function.
 """
 
 from __future__ import annotations
@@ -243,11 +243,38 @@ class MutationRun:
                 chosen[mutant] = chosen[mutant][0], True
                 meets(mutant, self.anew)
 
-    def nearest(self, mutants: Sequence[Mutant]) -> None:
-        """Let mutants of code meet the nearest files of tests, one file after the other."""
+    def nearest(self, mutants: Sequence[Mutant], limit: float) -> None:
+        """Let mutants of code meet the tests of the nearest files, which are collected once.
+
+        Mutants that cannot be planted in memory meet one file after the other, each read anew.
+        """
+        from tools.mutating.session import exchanged, nearest_tests
+
+        files = {mutant: tests_of_code(mutant.path) for mutant in mutants}
+
+        def loop(session: Any) -> int:
+            def meets(mutant: Mutant, run: Callable[[Sequence[str], bool], int]) -> None:
+                tests = nearest_tests(session.items, mutant, files[mutant])
+                while not (outcome := self.met(mutant, partial(run, tests, True), limit)).passed:
+                    test = outcome.told.partition("\n")[0]
+                    if test not in tests or ended(partial(run, [test], False)).passed:
+                        verdict = "killed" if outcome.decided else "timeout"
+                        return self.keep(mutant, verdict, outcome.told)
+                    self.say(f"left out, as it fails in the tree as it is: {test}")
+                    tests = [remaining for remaining in tests if remaining != test]
+                return self.keep(mutant, "survived")
+
+            return exchanged(session, mutants, meets)
+
+        every = [*dict.fromkeys(file for nearest in files.values() for file in nearest)]
+        if mutants:
+            ended(lambda: self.session(loop, every, FAST), len(mutants) * 10 * SECONDS)
+            self.known = _known(self.out)
         for mutant in mutants:
-            for file in tests_of_code(mutant.path):
-                outcome = self.met(mutant, self.fast(file))
+            if str(mutant) in self.known:
+                continue
+            for file in files[mutant]:
+                outcome = self.met(mutant, self.fast(file), limit)
                 if not outcome.passed and self.sound(file):
                     self.keep(mutant, "killed" if outcome.decided else "timeout", outcome.told)
                     break
@@ -373,6 +400,9 @@ def main() -> None:
     parser.add_argument("--proofs", action="store_true", help="no further tests of a family")
     parser.add_argument("--fewest", type=int, default=8, help="faults of code in each room")
     parser.add_argument("--nearest", action="store_true", help="only the nearest files of tests")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="of processor time for the nearest tests"
+    )
     parser.add_argument("--fast", action="store_true", help="only the tests of `make test`")
     parser.add_argument("--models", type=Path, help="a folder for the models that are built")
     parser.add_argument("--out", type=Path, help="a JSON Lines file to add to, and go on from")
@@ -402,7 +432,7 @@ def main() -> None:
             if kind == "data":
                 run.data(pending, models, arguments.proofs)
             elif arguments.nearest:
-                run.nearest(pending)
+                run.nearest(pending, arguments.seconds)
             elif pending:
                 run.code(pending, record)
             if not arguments.fast:

@@ -21,6 +21,7 @@ FAMILIES = [
     "test_shapes",
 ]
 MOST = 5  # further files of tests
+MOST_NEAR = 10  # files of tests of the room
 
 
 def tests_of_family(name: str) -> list[str]:
@@ -66,19 +67,18 @@ def tests_of_code(path: Path) -> list[str]:
     defined = re.findall(r"^(?:def|class) ([A-Za-z]\w+)", text, re.M)
     module = ".".join(path.with_suffix("").parts[1:])
     name_pattern = re.compile(rf"\b({'|'.join([re.escape(module), *defined])})\b")
-    counts = {
-        file: len(name_pattern.findall(content))
-        + 10 * file.is_relative_to(folder_of_tests)
-        + 100 * (file.stem == f"test_{path.stem}")
-        for file, content in _files().items()
-    }
-    named = sorted((f for f, n in counts.items() if n), key=lambda f: -counts[f])
-    near = [
-        f
-        for f in named
-        if counts[f] >= 100 or (counts[f] > 10 and f.is_relative_to(folder_of_tests))
-    ]
+    counts = {}
+    for file, content in _files().items():
+        uses = len(name_pattern.findall(content))
+        namesake = 100 * (file.stem == f"test_{path.stem}")
+        if uses or namesake:
+            counts[file] = uses + 10 * file.is_relative_to(folder_of_tests) + namesake
+    named = sorted(counts, key=lambda f: -counts[f])
+    near = [f for f in named if counts[f] >= 100 or f.is_relative_to(folder_of_tests)][:MOST_NEAR]
     further = [f for f in named if f not in near][:MOST]
+    if len(named) < MOST:  # a file that others of its room use
+        neighbors = [f for f in _files() if f.is_relative_to(folder_of_tests) and f not in named]
+        further += neighbors[:MOST_NEAR]
     first = [str(path)] if ">>>" in text else []
     return [*first, *map(str, [*near, *further])]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 import math
 import re
 from collections import Counter, defaultdict
@@ -105,6 +106,20 @@ def choose(mutant: Mutant, record: LineRecord) -> tuple[list[str], bool]:
     nearest = _within(named & reaching, record, files)
     every = (chosen, nearest, _within(named - reaching, record))
     return [record.tests[n] for group in every for n in _ordered(group, record)], anew
+
+
+def nearest_tests(items: Sequence[pytest.Item], mutant: Mutant, files: Sequence[str]) -> list[str]:
+    """Tests of the files, in order of the files: first tests that name the mutated function."""
+    name = MutantPlace(mutant.path.read_text(encoding="utf-8"), mutant.line).name
+    rank_of_file = {file: rank for rank, file in enumerate(files)}
+
+    def rank(item: pytest.Item) -> tuple[bool, int]:
+        function = getattr(item, "function", None)
+        source = inspect.getsource(function) if function else item.name
+        return name not in source, rank_of_file[item.nodeid.partition("::")[0]]
+
+    chosen = [item for item in items if item.nodeid.partition("::")[0] in rank_of_file]
+    return [item.nodeid for item in sorted(chosen, key=rank)]
 
 
 def _within(candidates: set[int], record: LineRecord, rank: Sequence[int | None] = ()) -> set[int]:

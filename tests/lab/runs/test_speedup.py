@@ -16,7 +16,7 @@ from tests.command import run
 from tests.lab.figures.making import logged
 
 from wqk.errors import RunError
-from wqk.tables.run import Run
+from wqk.tables.run import METRICS, Run
 from wqk_lab.runs.descent import descent, smoothed
 from wqk_lab.runs.seeds import paired
 from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
@@ -252,3 +252,27 @@ def test_the_command(tmp_path: Path) -> None:
     as_json = json.loads(run("lab", "speedup", "--json", *folders).output)
     saved = [run["saved"] for run in as_json["comparisons"][0]["runs"]]
     assert saved == pytest.approx([0.5, 0.5])
+
+
+def test_the_command_takes_another_loss_and_smoothing(tmp_path: Path) -> None:
+    noise, steps = np.random.default_rng(0), np.arange(STEPS + 1)
+    folders, curves = [], []
+    for init in ("random", "symmetric"):
+        run_folder, curve = train(tmp_path, [], init).folder, noise.uniform(1, 2, STEPS + 1)
+        entries = [
+            {"step": step, "held_out_loss": loss, "loss": 10 * loss}
+            for step, loss in enumerate(curve)
+        ]
+        (run_folder / METRICS).write_text("\n".join(map(json.dumps, entries)) + "\n")
+        folders.append(str(run_folder))
+        curves.append(curve)
+
+    for options, smoothing, factor in (
+        (["--smoothing", "0"], 0.0, 1),
+        (["--smoothing", "0.2"], 0.2, 1),
+        (["--smoothing", "0.2", "--loss", "training"], 0.2, 10),
+    ):
+        printed = run("lab", "speedup", "--json", *folders, *options).output
+        (pair,) = json.loads(printed)["comparisons"][0]["runs"]
+        expected = [factor * smoothed(steps, curve, smoothing * STEPS)[-1] for curve in curves]
+        assert [pair["baseline_loss"], pair["loss"]] == pytest.approx(expected)

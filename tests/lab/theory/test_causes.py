@@ -11,7 +11,7 @@ from wqk_lab.figures.theory import tails
 from wqk_lab.theory.causes import curves, in_isolation, rearranged
 from wqk_lab.theory.evidence import Evidence, LayerUpdate
 from wqk_lab.theory.gradients import gradients
-from wqk_lab.theory.optimizer import steps
+from wqk_lab.theory.optimizer import MEASURES, Moment, changes, steps
 from wqk_lab.theory.studying import STATEMENTS
 from wqk_lab.theory.verdict import Finding, Sample
 
@@ -139,3 +139,22 @@ def test_layers_of_several_stacks_are_drawn_apart() -> None:
     assert line.get_ydata().tolist() == [1.25, 2.25, 3.25]
     formatter = axis.xaxis.get_major_formatter()
     assert [formatter(place, 0) for place in (0, 1, 5)] == ["encoder 0", "decoder 0", ""]
+
+
+def test_a_run_s_changes_are_from_one_saved_step_to_the_next() -> None:
+    random = np.random.default_rng(0)
+    sides = random.standard_normal((3, 5, 2)), random.standard_normal((3, 5, 2))
+    forms = [BilinearForm(query, key) for query, key in zip(*sides, strict=True)]
+    change = forms[1].difference(forms[0])
+    moments = [
+        Moment({"0": forms[0]}, {"0": change * 2.0}),
+        Moment({"0": forms[1]}, {"0": change}),
+        Moment({"0": forms[2]}, {"0": forms[0]}),
+    ]
+    first, second = changes(moments)["0"]
+    np.testing.assert_allclose(first.dense(), forms[1].dense() - forms[0].dense(), atol=1e-12)
+    np.testing.assert_allclose(second.dense(), forms[2].dense() - forms[1].dense(), atol=1e-12)
+    sample = MEASURES["along_the_signs"](moments)
+    between = (first.dense() * second.dense()).sum() / (first.norm * second.norm)
+    np.testing.assert_allclose(sample.values, [[1.0], [between]])
+    assert (sample.unit, sample.layers) == ("changes", ("0",))

@@ -48,6 +48,13 @@ def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     (reason,) = (text for text in lines if "sees what came before" in text)
     assert "Corollary S1.13, update; Corollary S1.13, W_qk" in reason
     assert "quantity:" not in result.stdout
+    # Verbose, what each statement assumes is shown, and untested statements have lines.
+    verbose = run(place, "llama", "--verbose").stdout
+    assert verbose.count("quantity: ") > 10
+    assert verbose.count("assumes: ") > 5
+    assert "sees what came before" in verbose
+    assert "not tested!, " in result.stdout
+    assert "not tested!, " not in verbose
     assert lines[-1].startswith("Of 1") or lines[-1].startswith("None of the statements")
     assert "isotropic" in picture.read_text()
     # The same again, as JSON: nothing else on either stream, and the same numbers.

@@ -199,5 +199,31 @@ def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
     assert re.search(r"symmetric +2 +\+0\.500", result.stdout), result.stdout
 
 
+def test_a_part_of_the_runs_and_what_they_cost(tmp_path: Path) -> None:
+    file = written(tmp_path, experiment(*CELLS, schedule="constant"))
+    trials = [t for t in read_experiments(file, tmp_path, tmp_path / "runs") if t.cell == "held"]
+    shown = command(tmp_path, "--dry-run", "--only", "hel", "--speed", "2.5").stdout
+    assert "held-1" in shown
+    assert "random-1" not in shown
+    hours = f"about {flops_left(trials) / 2.5e12 / 3600:.2g} hours of one device at 2.5 TFLOP/s"
+    assert (
+        f"To do: 1 of 1 runs, {flops_left(trials):.2g} operations, {hours}, as given"
+        in " ".join(shown.split())
+    )
+    refused = command(tmp_path, "--only", "symmetric", exits=2).stderr
+    assert "no cell has a name that contains 'symmetric'" in refused
+
+
+def test_runs_are_compared_at_a_level_of_the_loss(tmp_path: Path) -> None:
+    cells = [{"name": init, "init": init} for init in ("random", "symmetric")]
+    file = written(tmp_path, experiment(*cells, seeds=[1, 2]))
+    for trial in read_experiments(file, tmp_path, tmp_path / "runs"):
+        ended(trial, 6, (2.0 if trial.cell == "random" else 1.0) + 0.1 * trial.recipe.seed)
+    shown = " ".join(command(tmp_path, "--below", "1.5").stdout.split())
+    # A trailing mean of 100 steps is never full here.
+    assert "by 6: 0 of 2, baseline 0 of 2" in shown
+    assert "Below 1.5: steps later than the baseline." in shown
+
+
 def test_the_commands_smooth_as_the_library_does() -> None:
     assert {option.name: option.default for option in speedup.params}["smoothing"] == SMOOTHING
