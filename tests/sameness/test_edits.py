@@ -16,6 +16,7 @@ from wqk.sameness.edits import (
     ExchangeLastAxes,
     HeadOrder,
     Listed,
+    LowRank,
     Negate,
     Offset,
     Periodic,
@@ -33,13 +34,15 @@ from wqk.sameness.edits import (
     Viewed,
     Within,
 )
-from wqk.sameness.execution import Arrays, run
+from wqk.sameness.execution import Arrays, Tensor, run
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, merged, program
 
 RANDOM = np.random.default_rng(0)
 ROWS, COLUMNS = 24, 12
 WEIGHT, ORIGINAL = RANDOM.standard_normal((2, ROWS, COLUMNS)).astype(np.float32)
 GAIN = RANDOM.uniform(0.5, 2, COLUMNS).astype(np.float32)
+DOWN = RANDOM.standard_normal((3, COLUMNS)).astype(np.float32)
+UP = RANDOM.standard_normal((ROWS, 3)).astype(np.float32)
 
 ORDERS = (
     Axes((2, 3, 4), (0, 2, 1)),
@@ -75,6 +78,9 @@ EDITS: tuple[Edit, ...] = (
     ExchangeLastAxes(),
     DivideByGain(1, "norm.weight", 1 + GAIN, 1.0, 2),
     DivideByGain(1, "norm.weight", GAIN, 0.0, -1, of_reference=True),
+    LowRank(DOWN, UP, 2.0),
+    Then(LowRank(DOWN, UP, -1.0), LowRank(DOWN, UP, 1 / 3)),
+    Within(0, Stretches(2, 2, 6, 3), LowRank(DOWN, UP, -1.5, rows=Stretches(2, 2, 6, 3))),
     Within(0, Stretches(0, 8, 8, 1), Permute(0, Reversed())),
     Within(0, Stretches(2, 2, 6, 3), Scale(2.0)),
     Within(0, Stretches(8, 8, 8, 1), Take()),
@@ -94,6 +100,8 @@ def in_pytorch(code: str, weight: np.ndarray, original: np.ndarray) -> np.ndarra
         "original": torch.tensor(original),
         "tensors": {"norm.weight": gain},
         "reference": {"norm.weight": gain},
+        "name": "a",
+        "adapter": {"a": (torch.tensor(DOWN), torch.tensor(UP))},
     }
     exec(code, scope)
     return scope["w"].numpy()
@@ -102,7 +110,8 @@ def in_pytorch(code: str, weight: np.ndarray, original: np.ndarray) -> np.ndarra
 def in_stand_in(edit: Edit, weight: np.ndarray, original: np.ndarray) -> np.ndarray:
     """The weight after the code was run without PyTorch."""
     tensors = Arrays({"a": weight, "norm.weight": GAIN})
-    run(Change(("a",), edit).code(), tensors, Arrays({"a": original, "norm.weight": GAIN}))
+    reference = Arrays({"a": original, "norm.weight": GAIN})
+    run(Change(("a",), edit).code(), tensors, reference, adapter={"a": (Tensor(DOWN), Tensor(UP))})
     return tensors.changed["a"]
 
 

@@ -187,6 +187,25 @@ class Decomposed(NamedTuple):
     transposed: bool  # whether the weight is stored (in, out)
 
 
+class Factors(NamedTuple):
+    """The factors of an update of LoRA, s B A.
+
+    Attributes
+    ----------
+    down, up
+        A, (r, in), and B, (out, r).
+    scale
+        The factor s.
+    transposed
+        Whether the weight is stored (in, out), and the update is (B A)ᵀ.
+    """
+
+    down: np.ndarray
+    up: np.ndarray
+    scale: float
+    transposed: bool
+
+
 def read_adapter(folder: Folder) -> Adapter | None:
     """Read the adapter in a folder, here or remote; None without an adapter.
 
@@ -258,6 +277,14 @@ class AdaptedCheckpoint(Checkpoint):
         """Return the rank of the adapter's update of a tensor; 0 without an update."""
         update = self._updates.get(tensor)
         return 0 if update is None else self._adapter.info(update.down).shape[0]
+
+    def factors(self, tensor: str) -> Factors | None:
+        """Return the factors of LoRA's update of a tensor; None without one, and for DoRA."""
+        update = self._updates.get(tensor)
+        if update is None or update.magnitude:
+            return None
+        down, up = self._adapter.read([Part(update.down), Part(update.up)])
+        return Factors(down, up, update.scale, update.transposed)
 
     @property
     def stabilized(self) -> bool:

@@ -197,7 +197,8 @@ class _DifferingBlock:
         """Run the printed repairs of causes on the block's tensors; return those that changed."""
         tensors = Arrays(self._expected.actual_arrays())
         for cause in causes:
-            run(cause.repair, tensors, Arrays(self._expected.expected_arrays()))
+            reference = Arrays(self._expected.expected_arrays())
+            run(cause.repair, tensors, reference, adapter=self._expected.adapter())
         return tensors.changed
 
     def _needed(

@@ -21,6 +21,11 @@ import numpy as np
 DIGITS = 9
 
 
+def _printed(factor: float) -> str:
+    """Return a factor with as many digits as are printed."""
+    return f"{factor:.{DIGITS}g}"
+
+
 class Edit(Protocol):
     """A change of one array."""
 
@@ -327,12 +332,12 @@ class Scale:
     needs_original = False
 
     def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
-        return array / float(f"{self.factor:.{DIGITS}g}")
+        return array / float(_printed(self.factor))
 
     def code(self, name: str = "w", original: str = "original") -> str:
         if self.factor == -1:
             return f"{name} = -{name}"
-        return f"{name} = {name} / {self.factor:.{DIGITS}g}"
+        return f"{name} = {name} / {_printed(self.factor)}"
 
     def turned(self) -> Edit:
         return self
@@ -361,19 +366,19 @@ class ScaleHeads:
     needs_original = False
 
     @property
-    def _printed(self) -> list[float]:
+    def _divisors(self) -> list[float]:
         """The factors with as many digits as are printed."""
-        return [float(f"{factor:.{DIGITS}g}") for factor in self.factors]
+        return [float(_printed(factor)) for factor in self.factors]
 
     def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
-        divisors = np.repeat(np.array(self._printed, np.float32), self.width)
+        divisors = np.repeat(np.array(self._divisors, np.float32), self.width)
         if self.axis:
             return np.asarray(array / divisors)
         return np.asarray((array.swapaxes(0, -1) / divisors).swapaxes(0, -1))
 
     def code(self, name: str = "w", original: str = "original") -> str:
         repeated = f".repeat_interleave({self.width})" if self.width > 1 else ""
-        lines = [f"factors = torch.tensor({self._printed}){repeated}"]
+        lines = [f"factors = torch.tensor({self._divisors}){repeated}"]
         if self.axis:
             lines.append(f"{name} = {name} / factors")
         else:
@@ -476,6 +481,64 @@ class DivideByGain:
 
     def describe(self) -> str:
         return f"divided by the gain {self.gain}"
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """A multiple of an adapter's product B A added.
+
+    The printed code takes both factors from ``adapter``, by the name of the weight.
+
+    Attributes
+    ----------
+    a, b
+        The factors A (r, in) and B (out, r).
+    factor
+        The multiple.
+    transposed
+        Whether the transposed product is added.
+    rows
+        The rows of B that belong to the array, if the array is a part of a fused weight.
+
+    Examples
+    --------
+    >>> edit = LowRank(np.array([[1.0, 0.0]]), np.array([[0.0], [1.0]]), 2.0)
+    >>> edit.apply(np.zeros((2, 2))).tolist()
+    [[0.0, 0.0], [2.0, 0.0]]
+    >>> print(edit.code())
+    a, b = adapter[name]
+    w = w + 2 * (b @ a)
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    factor: float
+    transposed: bool = False
+    rows: Stretches | None = None
+    needs_original = False
+
+    def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
+        up = self.b if self.rows is None else self.b[self.rows.indices]
+        product = up @ self.a
+        multiple = float(_printed(self.factor)) * (product.T if self.transposed else product)
+        return np.asarray(array + multiple, array.dtype)
+
+    def code(self, name: str = "w", original: str = "original") -> str:
+        up = "b" if self.rows is None else f"b[{self.rows.code}]"
+        product = f"({up} @ a){'.T' if self.transposed else ''}"
+        sign = "-" if self.factor < 0 else "+"
+        times = "" if abs(self.factor) == 1 else f"{_printed(abs(self.factor))} * "
+        return f"a, b = adapter[name]\n{name} = {name} {sign} {times}{product}"
+
+    def turned(self) -> Edit:
+        return replace(self, transposed=not self.transposed)
+
+    def on_bias(self) -> Edit | None:
+        return None
+
+    def describe(self) -> str:
+        turned = "transposed " if self.transposed else ""
+        return f"{_printed(self.factor)} times the adapter's {turned}product added"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from wqk.checkpoints.adapters import Factors
+
 # Functions of Python that printed code uses.
 FUNCTIONS = {"range": range, "slice": slice, "zip": zip}
 
@@ -101,6 +103,9 @@ class Tensor:
     def __truediv__(self, other: Any) -> Tensor:
         return Tensor(self.array / _plain(other))
 
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return Tensor(self.array @ other.array)
+
     def __pow__(self, power: int) -> Tensor:
         return Tensor(self.array ** float(power))
 
@@ -130,6 +135,11 @@ def _tensor(numbers: Sequence[float]) -> Tensor:
 
 def _log(tensor: Tensor) -> Tensor:
     return Tensor(np.log(tensor.array))
+
+
+def as_tensors(factors: Factors) -> tuple[Tensor, Tensor]:
+    """Return the factors A and B of an adapter's update, as printed code takes them."""
+    return Tensor(factors.down), Tensor(factors.up)
 
 
 TORCH = SimpleNamespace(arange=_arange, cat=_cat, log=_log, tensor=_tensor)
@@ -174,8 +184,20 @@ def run(
     tensors: MutableMapping[str, Any],
     reference: Mapping[str, Any],
     config: dict[str, Any] | None = None,
+    adapter: Mapping[str, tuple[Tensor, Tensor]] | None = None,
 ) -> None:
     """Run the code of a repair; it changes the tensors and the configuration in place.
+
+    Parameters
+    ----------
+    code
+        The printed lines.
+    tensors, reference
+        The candidate's tensors, and the reference's under the candidate's names.
+    config
+        The candidate's configuration.
+    adapter
+        The factors A and B of the adapter's weights, by the candidate's names.
 
     Examples
     --------
@@ -190,5 +212,6 @@ def run(
         "tensors": tensors,
         "reference": reference,
         "config": {} if config is None else config,
+        "adapter": {} if adapter is None else adapter,
     }
     exec(compile(code, "<repair>", "exec"), scope)

@@ -19,14 +19,16 @@ import numpy as np
 from wqk._machine import side_by_side
 from wqk.attention.rounding import rounding_in
 from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.adapters import AdaptedCheckpoint
+from wqk.checkpoints.adapters import AdaptedCheckpoint, Factors
 from wqk.families import AttentionPlan, Composed, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
 from wqk.sameness.blocks import MANY
 from wqk.sameness.contents import equal_parts
 from wqk.sameness.edits import Edit, Stretches, Within
+from wqk.sameness.execution import Tensor, as_tensors
 from wqk.sameness.finders.all_finders import search
 from wqk.sameness.finders.tensors import OtherPlace
+from wqk.sameness.lora_merges import MergeScale
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.permutations import Sizes, to_order
@@ -86,6 +88,8 @@ class Expected:
         The candidate's plan, with the biases that only the reference has.
     added
         These biases, as zeros.
+    factors
+        The factors of the adapter of one of the models, by the candidate's names of the weights.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], plans: Pair) -> None:
@@ -95,6 +99,7 @@ class Expected:
         self._has_same_layout = _same_layout(*plans)
         self.tensors: dict[str, ExpectedTensor] = {}
         self.added: dict[str, np.ndarray] = {}
+        self.factors: dict[str, Factors] = {}
         for side in SIDES:
             self._add_side(side)
         self._add_positions()
@@ -140,10 +145,15 @@ class Expected:
         """Release the pairs, each of which refers to all pairs and therefore to all weights."""
         self.pairs.clear()
         self.tensors.clear()
+        self.factors.clear()
 
     def actual_arrays(self) -> dict[str, np.ndarray]:
         """Return the candidate's tensors as they are stored, by name; zeros for absent biases."""
         return {name: tensor.actual for name, tensor in self.tensors.items()}
+
+    def adapter(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the factors A and B of the adapter of one of the models, for printed code."""
+        return {name: as_tensors(factors) for name, factors in self.factors.items()}
 
     def expected_arrays(self) -> dict[str, np.ndarray]:
         """Return the same tensors as they should be."""
@@ -423,12 +433,16 @@ class Expected:
             if scale is None:
                 continue
             (start,) = checkpoint.base.read([Part(stored_name)])
+            factors = checkpoint.factors(stored_name)
+            if factors is not None:
+                self.factors[name] = factors
+            layout = self._layout(name)
             return AdapterEffect(
                 start=self._flat(name, start),
-                scale=scale,
-                rank=checkpoint.rank_of(stored_name),
+                scale=MergeScale(scale, checkpoint.rank_of(stored_name), checkpoint.stabilized),
                 in_reference=position == 0,
-                stabilized=checkpoint.stabilized,
+                factors=factors,
+                turned=layout.turned_first != layout.turned_last,
                 update=checkpoint.decomposed(stored_name),
             )
         return None

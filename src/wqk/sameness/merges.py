@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from wqk._console import spans
 from wqk.attention.rounding import ROUNDING, rounding_in
-from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.adapters import AdaptedCheckpoint, module_of, unrounded
+from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.adapters import AdaptedCheckpoint, Decomposed, module_of, unrounded
 from wqk.checkpoints.checkpoint import View
 from wqk.sameness.comparisons import Cause
 from wqk.sameness.decomposed_merges import wrong_merge
-from wqk.sameness.edits import Take
+from wqk.sameness.edits import Edit, Take
+from wqk.sameness.lora_merges import FittedMerge, MergeScale, fit_merge, mistake_of, unmerged
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.origins import numbers_of
-from wqk.sameness.repairs import Change
+from wqk.sameness.repairs import Change, merged
 from wqk.sameness.tolerances import (
     BESIDE_ADAPTER,
     CHANCE,
@@ -33,6 +34,9 @@ from wqk.sameness.tolerances import (
     SAFETY,
 )
 from wqk.sameness.weights import SCORES
+
+# The norm of what is left of a change may be this share of the update, whatever its rounding.
+LEAST_RESIDUAL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,12 @@ class MergedShare:
     deviation
         Standard deviation of the share, from the rounding of the candidate.
     mistake
-        Of a wrong merge of DoRA: what happened, in a phrase. Such a merge has no share.
+        What happened, in a phrase that follows *is*; empty for a right merge. A wrong merge of DoRA
+        has no share.
+    is_dora
+        Whether the adapter is of DoRA.
+    edit
+        The edit of the candidate's tensor, as it is stored, that makes the merge a right one.
     """
 
     name: str
@@ -56,16 +65,23 @@ class MergedShare:
     share: float
     deviation: float = 0.0
     mistake: str = ""
+    is_dora: bool = False
+    edit: Edit = field(default_factory=Take, compare=False)
 
     @property
-    def is_merged(self) -> bool:
+    def chance(self) -> float:
+        """The largest difference of shares that is chance."""
+        return max(LEAST_SHARE, CHANCE * self.deviation)
+
+    @property
+    def is_whole(self) -> bool:
         """True if the share differs from 1 by no more than chance."""
-        return not self.mistake and abs(self.share - 1) <= max(LEAST_SHARE, CHANCE * self.deviation)
+        return abs(self.share - 1) <= self.chance
 
     @property
-    def is_absent(self) -> bool:
-        """True if the share differs from 0 by no more than chance."""
-        return abs(self.share) <= max(LEAST_SHARE, CHANCE * self.deviation)
+    def method(self) -> str:
+        """The kind of the adapter."""
+        return "DoRA" if self.is_dora else "LoRA"
 
     @property
     def module(self) -> str:
@@ -109,46 +125,101 @@ def merged_shares(
         (base,) = adapter.base.read([Part(name)])
         (sum_,) = exact.read([Part(name)])
         (actual,) = candidate.read([Part(stored)])
-        share = _share(base, sum_ - base, actual, rounding_in(stored_info, actual))
-        update = adapter.decomposed(name)
-        mistake = ""
-        if update is not None:
-            if update.transposed:
-                mistake = wrong_merge(base.T, update, actual.T)
-            else:
-                mistake = wrong_merge(base, update, actual)
-        if share is not None or mistake:
-            value, deviation = share or (math.nan, 0.0)
-            yield MergedShare(name, stored, value, deviation, mistake)
+        merged = _MergedTensor(adapter, name, base, sum_ - base, actual, candidate.info(stored))
+        share = merged.share
+        if share is not None:
+            yield replace(share, stored=stored)
 
 
-def _share(
-    base: np.ndarray, product: np.ndarray, actual: np.ndarray, rounding: float
-) -> tuple[float, float] | None:
-    """Return the share of a product in a change, and its standard deviation.
+class _MergedTensor:
+    """A tensor into which an adapter should be merged.
 
-    None if the product is the rounding of float32 alone, as of an adapter before its training; or
-    if the change contains more than the product and rounding.
-
-    Examples
-    --------
-    >>> base, product = np.zeros(4), np.array([1.0, -1.0, 2.0, 0.0])
-    >>> _share(base, product, base + 0.5 * product, 1e-6)
-    (0.5, 0.0)
+    Parameters
+    ----------
+    adapter, name
+        The adapter, and the reference's name of the tensor.
+    base, product, actual
+        The base model's tensor, the update that the adapter adds, and the candidate's tensor.
+    info
+        Of the candidate's tensor.
     """
-    product = product.astype(np.float64)
-    change = actual.astype(np.float64) - base
-    squares = float(np.vdot(product, product))
-    squares_of_base = float(np.square(base, dtype=np.float64).sum())
-    if squares <= (SAFETY * ROUNDING["F32"]) ** 2 * squares_of_base:
-        return None
-    share = float(np.vdot(change, product)) / squares
-    residual = change - share * product
-    size = math.sqrt(float(np.square(residual).mean()))
-    allowed = rounding * math.sqrt(float(np.square(actual, dtype=np.float64).mean()))
-    if size > BESIDE_ADAPTER * max(allowed, 1e-6 * math.sqrt(squares / product.size)):
-        return None
-    return share, size / math.sqrt(squares)
+
+    def __init__(
+        self,
+        adapter: AdaptedCheckpoint,
+        name: str,
+        base: np.ndarray,
+        product: np.ndarray,
+        actual: np.ndarray,
+        info: TensorInfo,
+    ) -> None:
+        self._adapter = adapter
+        self._name = name
+        self._base = base
+        self._actual = actual
+        self._is_quantized = info.quantized
+        self._rounding = rounding_in(info, actual) * _norm(actual)
+        self._fitted = self._fitted_if_plain(product)
+
+    @property
+    def share(self) -> MergedShare | None:
+        """The share of the update; None if nothing is known of the tensor.
+
+        Nothing is known if the update is the rounding of float32 alone, as of an adapter before its
+        training; or if the change contains more than the update and rounding.
+        """
+        update = self._adapter.decomposed(self._name)
+        if update is not None:
+            return self._share_of_dora(update)
+        return None if self._fitted is None else self._share_of_lora(self._fitted)
+
+    def _fitted_if_plain(self, product: np.ndarray) -> FittedMerge | None:
+        """Fit the change; None if it contains more than the update and rounding."""
+        if _norm(product) <= SAFETY * ROUNDING["F32"] * _norm(self._base):
+            return None
+        fitted = fit_merge(self._base, product, self._actual)
+        allowed = max(self._rounding, LEAST_RESIDUAL * fitted.product)
+        return fitted if fitted.residual <= BESIDE_ADAPTER * allowed else None
+
+    def _measured(self, fitted: FittedMerge) -> MergedShare:
+        """Return the share with its deviation, still without a mistake."""
+        deviation = fitted.residual / math.sqrt(self._actual.size) / fitted.product
+        return MergedShare(self._name, self._name, fitted.share, deviation)
+
+    def _share_of_dora(self, update: Decomposed) -> MergedShare | None:
+        base, actual = self._base, self._actual
+        if update.transposed:
+            base, actual = base.T, actual.T
+        mistake = wrong_merge(base, update, actual)
+        if self._fitted is None and not mistake:
+            return None
+        share = MergedShare(self._name, self._name, math.nan)
+        if self._fitted is not None:
+            share = self._measured(self._fitted)
+            if not (mistake or share.is_whole):
+                mistake = f"merged with {share.share:.4g} times its update"
+        return replace(share, mistake=mistake, is_dora=True)
+
+    def _share_of_lora(self, fitted: FittedMerge) -> MergedShare:
+        share = self._measured(fitted)
+        if share.is_whole and not fitted.transposed:
+            return share
+        factors = self._adapter.factors(self._name)
+        assert factors is not None
+        rank = self._adapter.rank_of(self._name)
+        scale = MergeScale(factors.scale, rank, self._adapter.stabilized)
+        mistake = mistake_of(fitted, scale, share.chance)
+        if self._is_quantized:
+            if share.chance < fitted.share < 1 - share.chance:
+                mistake = "mostly removed by rounding (it was merged in few bits)"
+            return replace(share, mistake=mistake)
+        edit = unmerged(fitted, factors, scale, allowed=self._rounding)
+        return replace(share, mistake=mistake, edit=edit or Take())
+
+
+def _norm(array: np.ndarray) -> float:
+    """Return the Frobenius norm, summed in float64."""
+    return math.sqrt(float(np.square(array, dtype=np.float64).sum()))
 
 
 def merge_sentence(shares: Sequence[MergedShare]) -> str:
@@ -213,38 +284,27 @@ def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
 
     Examples
     --------
-    >>> causes = merge_causes([MergedShare("layers.0.mlp.up_proj.weight", "mlp.up", 0.0)])
+    >>> name = "layers.0.mlp.up_proj.weight"
+    >>> causes = merge_causes([MergedShare(name, "mlp.up", 0.0, mistake="not merged")])
     >>> print(causes[0].mismatch, causes[0].where)
-    the adapter (LoRA) is not merged into up_proj layer 0
+    the adapter (LoRA) is not merged in up_proj layer 0
     """
-    by_reason: dict[str, list[MergedShare]] = {}
+    by_mistake: dict[tuple[str, str], list[MergedShare]] = {}
     for share in shares:
-        if not share.is_merged:
-            by_reason.setdefault(_reason_of(share), []).append(share)
+        if share.mistake:
+            by_mistake.setdefault((share.method, share.mistake), []).append(share)
     causes = []
-    for reason, members in by_reason.items():
+    for (method, mistake), members in by_mistake.items():
         names = tuple(member.name for member in members)
-        modules = ", ".join(dict.fromkeys(member.module for member in members))
         values = [member.share for member in members]
         facts = {
             "tensors": dict.fromkeys(names, "weight"),
             "share": None if np.isnan(values).any() else [min(values), max(values)],
             "circuit": SCORES,
         }
-        steps = (Change(tuple(member.stored for member in members), Take()),)
-        mismatch = Mismatch(Kind.ADAPTER, reason.format(modules=modules), steps, facts=facts)
+        steps = merged(Change((member.stored,), member.edit) for member in members)
+        modules = ", ".join(dict.fromkeys(member.module for member in members))
+        reason = f"the adapter ({method}) is {mistake} in {modules}"
+        mismatch = Mismatch(Kind.ADAPTER, reason, steps, facts=facts)
         causes.append(Cause(mismatch, (), names))
     return causes
-
-
-def _reason_of(share: MergedShare) -> str:
-    """Return the reason of a share that is not 1; braces stand for the modules."""
-    if share.mistake:
-        return f"the adapter (DoRA) is {share.mistake} in {{modules}}"
-    if share.is_absent:
-        return "the adapter (LoRA) is not merged into {modules}"
-    if abs(share.share - 2) <= max(LEAST_SHARE, CHANCE * share.deviation):
-        return "the adapter (LoRA) is merged twice into {modules}"
-    if share.deviation > 0 and 0 < share.share < 1:
-        return "rounding removed most of the adapter (LoRA) in {modules}: it was merged in few bits"
-    return f"the adapter (LoRA) is merged with {share.share:.4g} times its scale into {{modules}}"

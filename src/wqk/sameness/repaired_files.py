@@ -24,8 +24,9 @@ from wqk.checkpoints.checkpoint import View, by_plain_name
 from wqk.errors import CheckpointError, shown
 from wqk.model import Model
 from wqk.sameness.answer import CheckpointComparison
-from wqk.sameness.execution import Tensor, run
+from wqk.sameness.execution import Tensor, as_tensors, run
 from wqk.sameness.expected import Expected, added_biases
+from wqk.sameness.merges import adapted
 from wqk.sameness.rewritten_files import TYPES, FileTensors, TensorLocation, places_in
 from wqk.sameness.weights import Pair, form_parts
 from wqk.sameness.written_repair import WrittenRepair
@@ -77,6 +78,39 @@ class ExpectedTensors(Mapping[str, Any]):
         return len(self._sources)
 
 
+class AdapterFactors(Mapping[str, tuple[Tensor, Tensor]]):
+    """The factors of an adapted reference by the candidate's names, for printed code.
+
+    Parameters
+    ----------
+    models, pairs, names
+        As for `ExpectedTensors`.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], pairs: Sequence[Pair], names: Mapping[str, str]
+    ) -> None:
+        self._adapter = adapted(models[0].checkpoint)
+        self._sources = {candidate: reference for reference, candidate in names.items()}
+        for reference, candidate in pairs:
+            parts = zip(form_parts(reference), form_parts(candidate), strict=False)
+            for source, target in parts:
+                self._sources.setdefault(target.name, source.name)
+
+    def __getitem__(self, name: str) -> tuple[Tensor, Tensor]:
+        source = self._sources.get(name, name)
+        factors = None if self._adapter is None else self._adapter.factors(source)
+        if factors is None:
+            raise KeyError(name)
+        return as_tensors(factors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
 # -- all of it ---------------------------------------------------------------------------------
 
 
@@ -96,8 +130,14 @@ def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]
     Raises
     ------
     CheckpointError
-        A cause has no repair, a family was guessed, or a difference has no cause.
+        A cause has no repair, a family was guessed, a difference has no cause, or the candidate is
+        an adapter.
     """
+    if adapted(models[1].checkpoint) is not None:
+        raise CheckpointError(
+            "--repair: the candidate is an adapter on its base model, which has no file; "
+            "merge the adapter, or exchange the two models: the adapter first, then the merged one"
+        )
     plans = [plan for model in models for plan in model.plans]
     guesses = sorted({plan.family for plan in plans if plan.rule.guess})
     if guesses:
@@ -154,7 +194,8 @@ def write_repaired(
             shutil.copyfile(file, target)
         tensors = _tensors_of(temporary, models[1])
         reference = ExpectedTensors(models, pairs, names)
-        changes_settings = _run_repair(comparison, temporary, tensors, reference)
+        factors = AdapterFactors(models, pairs, names)
+        changes_settings = _run_repair(comparison, temporary, tensors, reference, factors)
         tensors.finish()
         _sync(temporary)
         if folder.exists():
@@ -212,13 +253,14 @@ def _run_repair(
     folder: Path,
     tensors: FileTensors,
     reference: ExpectedTensors,
+    factors: AdapterFactors,
 ) -> bool:
     """Run the printed code on the copied files; return whether the configuration changed."""
     path = folder / "config.json"
     text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
     config = json.loads(text)
     try:
-        run(comparison.repair, tensors, reference, config)
+        run(comparison.repair, tensors, reference, config, factors)
     except KeyError as error:
         raise CheckpointError(
             f"--repair: the candidate stores no plain floating-point tensor {error.args[0]}; "

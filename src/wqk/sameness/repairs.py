@@ -5,6 +5,8 @@ themselves. Its variables are
 
 - ``tensors``: the candidate's tensors by name, as they are stored;
 - ``reference``: the reference's tensors under the candidate's names and in the candidate's layout;
+- ``adapter``: factors A and B of an adapter of one of the models, by the candidate's names of the
+  adapted weights;
 - ``config``: the candidate's configuration.
 """
 

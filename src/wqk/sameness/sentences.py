@@ -205,5 +205,8 @@ def _comments(repair: str) -> Iterator[str]:
         yield "# tensors: the candidate's, by name"
     if "reference[" in repair:
         yield "# reference: the reference's, under the candidate's names and in its layout"
+    if "adapter[" in repair:
+        yield "# adapter: factors of the adapter by the weights' names in the candidate;"
+        yield "# adapter[name] is (lora_A.weight, lora_B.weight) of the module"
     if "config[" in repair or "config.pop" in repair:
         yield "# config: the candidate's config.json"

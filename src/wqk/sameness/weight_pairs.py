@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wqk._machine import cached_property, side_by_side
-from wqk.checkpoints.adapters import Decomposed
+from wqk.checkpoints.adapters import Decomposed, Factors
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Take, Viewed
+from wqk.sameness.lora_merges import MergeScale
 from wqk.sameness.matching import largest, permutation, same_numbers, sketch, within
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Sizes
@@ -77,14 +78,30 @@ class Gain(NamedTuple):
 
 
 class AdapterEffect(NamedTuple):
-    """An adapter's effect on a weight in one of two checkpoints."""
+    """An adapter's effect on a weight in one of two checkpoints.
 
-    start: np.ndarray  # the weight without the adapter
-    scale: float
-    rank: int
+    Attributes
+    ----------
+    start
+        The weight without the adapter.
+    scale
+        The numbers of the scale of the adapter's product.
+    in_reference
+        Whether the adapter is the reference's.
+    factors
+        The factors of an update of LoRA.
+    turned
+        Whether the weight is the stored tensor transposed.
+    update
+        The update of an adapter of DoRA.
+    """
+
+    start: np.ndarray
+    scale: MergeScale
     in_reference: bool
-    stabilized: bool  # whether the scale is alpha / √rank
-    update: Decomposed | None = None  # where it is an adapter of DoRA
+    factors: Factors | None = None
+    turned: bool = False
+    update: Decomposed | None = None
 
     def of_rows(self, rows: np.ndarray) -> AdapterEffect:
         """Return the same effect on some rows of the weight."""

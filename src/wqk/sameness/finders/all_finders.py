@@ -15,7 +15,7 @@ from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Stretches, Then, Within
 from wqk.sameness.finders.heads import find_columns_of_heads, find_heads
 from wqk.sameness.finders.joining import joined
-from wqk.sameness.finders.low_rank import find_adapter, find_decomposed
+from wqk.sameness.finders.low_rank import find_adapter, find_decomposed, find_wrong_merge
 from wqk.sameness.finders.quantized import find_groups
 from wqk.sameness.finders.rows import (
     Find,
@@ -119,6 +119,7 @@ def _find_in_part(pair: WeightPair, part: WeightPair) -> Finding | None:
 OF_WEIGHTS: tuple[Find, ...] = (
     find_zeros,
     find_decomposed,
+    find_wrong_merge,
     find_rows,
     find_rows_of_parts,
     find_unnamed_rows,

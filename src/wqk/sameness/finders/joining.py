@@ -40,6 +40,8 @@ def joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Fin
     for finding in findings:
         if not any(finding is moved for moved in moved_heads.values()):
             codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
+            if finding.kind is Kind.ADAPTER:
+                codes.clear()  # outputs have the transposed product of the same merge
             key = (finding.kind, finding.description, *codes, *finding.swapped)
             by_cause.setdefault(key, []).append(finding)
     names_of_sides = {pair.name for pair in pairs if pair.is_side}

@@ -5,11 +5,11 @@ Axes: n rows, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from wqk.sameness.decomposed_merges import wrong_merge
+from wqk.sameness.edits import Edit, Stretches
+from wqk.sameness.lora_merges import FittedMerge, fit_merge, mistake_of, unmerged
 from wqk.sameness.matching import largest
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.tolerances import RANK, SAME
@@ -32,14 +32,14 @@ def find_decomposed(pair: WeightPair) -> Finding | None:
     mistake = wrong_merge(adapter.start, adapter.update, merged)
     if not mistake:
         return None
-    facts = {"rank": adapter.rank}
+    facts = {"rank": adapter.scale.rank}
     return pair.finding(Kind.ADAPTER, f"the adapter (DoRA) is {mistake}", facts=facts)
 
 
 def find_adapter(pair: WeightPair) -> Finding | None:
-    """Find a difference of low rank, as of an adapter that is merged in one model alone."""
+    """Find a difference of low rank, as of an adapter of which no model is a file."""
     if pair.adapter is not None:
-        return _find_wrong_merge(pair, pair.adapter)
+        return None
     change = pair.actual - pair.expected
     rank = low_rank(change, pair.rounding * largest(pair.expected))
     if rank is None:
@@ -58,36 +58,42 @@ def find_adapter(pair: WeightPair) -> Finding | None:
     return pair.finding(Kind.ADAPTER, description, facts={"rank": rank})
 
 
-def _find_wrong_merge(pair: WeightPair, adapter: AdapterEffect) -> Finding | None:
-    """Find the share of an adapter's update that the model without the adapter file contains."""
+def find_wrong_merge(pair: WeightPair) -> Finding | None:
+    """Find the multiple of a known adapter's product that the other model contains."""
+    adapter = pair.adapter
+    if adapter is None or adapter.update is not None:
+        return None
     adapted, merged = pair.expected, pair.actual
     if not adapter.in_reference:
         adapted, merged = merged, adapted
     start = adapter.start.astype(np.float64)
-    update, change = adapted - start, merged - start
-    square = float(np.vdot(update, update))
-    share = float(np.vdot(change, update)) / square if square else 0.0
-    residual = float(np.linalg.norm(change - share * update))
-    rounding = pair.rounding * float(np.linalg.norm(start))
-    if residual > 2 * SAME * np.sqrt(square) + 2 * rounding:
+    merge = fit_merge(start, adapted - start, merged)
+    # A merge with a multiple of the scale is larger than its base, and so is its rounding.
+    rounding = pair.rounding * float(max(np.linalg.norm(start), np.linalg.norm(merged)))
+    if not merge.explains(2 * rounding):
         return None
-    fitting = [text for value, text in _known_shares(adapter) if abs(value - share) < 2 * SAME]
-    description = " or ".join(fitting) or f"merged with {share:.4g} times its scale"
-    facts = {"times": share, "rank": adapter.rank}
-    return pair.finding(Kind.ADAPTER, f"the adapter (LoRA) is {description}", facts=facts)
+    mistake = mistake_of(merge, adapter.scale, 2 * SAME)
+    facts = {"times": merge.share, "rank": adapter.scale.rank}
+    edit = _edit_of(merge, adapter, pair, rounding)
+    return pair.finding(Kind.ADAPTER, f"the adapter (LoRA) is {mistake}", edit, facts=facts)
 
 
-def _known_shares(adapter: AdapterEffect) -> Iterator[tuple[float, str]]:
-    """Yield the share of an adapter's update after each known mistake, and the mistake."""
-    yield 0.0, "not merged"
-    yield 2.0, "merged twice"
-    yield 1 / adapter.scale, f"merged without its scale ({adapter.scale:.4g})"
-    if adapter.stabilized:
-        text = "merged with alpha / rank instead of alpha / √rank (rank-stabilized)"
-        yield adapter.rank**-0.5, text
-    else:
-        text = "merged with alpha / √rank (rank-stabilized) instead of alpha / rank"
-        yield adapter.rank**0.5, text
+def _edit_of(
+    merge: FittedMerge, adapter: AdapterEffect, pair: WeightPair, rounding: float
+) -> Edit | None:
+    """Return the edit of a wrong merge by the adapter's factors; None if they do not suffice."""
+    rows = None if pair.rows is None else Stretches.of(pair.rows)
+    if adapter.factors is None or pair.grid is not None:
+        return None
+    return unmerged(
+        merge,
+        adapter.factors,
+        adapter.scale,
+        in_reference=adapter.in_reference,
+        turned=adapter.turned,
+        rows=rows,
+        allowed=rounding,
+    )
 
 
 def low_rank(change: np.ndarray, noise: float) -> int | None:
