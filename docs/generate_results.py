@@ -6,7 +6,7 @@ python docs/generate_results.py
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from wqk._console import counted
 from wqk.errors import RunError
 from wqk_lab.claims import claims as paper_claims
 from wqk_lab.figures.convert import CONVERT_SCHEMA, over_seeds
@@ -52,20 +51,24 @@ DOSES = (0, 20, 40, 80, 160, 320, 800)
 # The pairs of `make train`: their texts, and the beginnings of their names.
 TEXTS = {"Python's docstrings": "", "Wikipedia": "wikipedia-"}
 PAIR_WORDS = (
-    "On {text}, of the loss that all attention scores explain, an encoder's symmetric part alone "
-    "keeps {0}, its skew part {1}, and S/2 {2}; a decoder's keep {3}, {4} and {5} (means over {6} "
-    "encoders and {7} decoders)."
+    "On {text} an encoder's symmetric part alone keeps {0} of the loss that all scores explain, "
+    "and its skew part {1}. A decoder's parts keep {2} and {3}."
 )
 
-# Models that were trained again and measured with a control of the scores' size.
-RERUN = {
-    "rerun-small-encoder": "small encoder",
-    "rerun-small-decoder": "small decoder",
-    "rerun-encoder": "encoder of `make train`",
-    "rerun-decoder": "decoder of `make train`",
-    "rerun-wikipedia-encoder": "encoder of that recipe on Wikipedia",
-    "rerun-wikipedia-decoder": "decoder of that recipe on Wikipedia",
-}
+# Models that were trained again and measured with a control of the scores' size: the pair of
+# `make train` on two texts, and small models.
+PAIRS_AGAIN = (
+    "rerun-encoder",
+    "rerun-wikipedia-encoder",
+    "rerun-decoder",
+    "rerun-wikipedia-decoder",
+)
+SMALL_AGAIN = (
+    "rerun-small-encoder",
+    "rerun-small-reviews-encoder",
+    "rerun-small-decoder",
+    "rerun-small-reviews-decoder",
+)
 
 # Phrases for verdicts on a part that was predicted to do worse or better than random halves.
 THAN_RANDOM = {
@@ -246,33 +249,36 @@ def summary() -> list[str]:
                 estimates[claim.contrast] = interval_of(result, *result.allowed)
     if changed := [name for name, verdict in REQUIRED.items() if outcomes[name] != verdict]:
         raise RunError(f"the paragraph to quote says otherwise than {', '.join(changed)}")
-    template = " ".join(SUMMARY.read_text(encoding="utf-8").split())
-    text = template.replace("{parts}", than_random())
-    text = text.replace("{directionality}", why_columns())
-    for name, estimate in estimates.items():
-        text = text.replace(f"{{{name}}}", estimate)
-    return [f"> {text}"]
+    paragraphs = []
+    for paragraph in SUMMARY.read_text(encoding="utf-8").strip().split("\n\n"):
+        text = " ".join(paragraph.split())
+        text = text.replace("{parts}", " ".join(than_random(PAIRS_AGAIN)))
+        text = text.replace("{directionality}", why_columns())
+        for name, estimate in estimates.items():
+            text = text.replace(f"{{{name}}}", estimate)
+        paragraphs.append(f"> {text}")
+    return "\n>\n".join(paragraphs).split("\n")
 
 
-def than_random() -> str:
+def than_random(models: Sequence[str]) -> list[str]:
     """Return sentences that compare parts alone with random halves as large, from verdicts."""
     sentences = []
     for mode in ("encoder", "decoder"):
-        clauses = []
-        for part in ("symmetric", "skew"):
-            clauses.append(f"with its {part} part alone does {part_alone(mode, part)}")
-        sentences.append(f"{with_article(mode).capitalize()} {', and '.join(clauses)}.")
-    return " ".join(sentences)
+        models_of_mode = [model for model in models if model.endswith(mode)]
+        for part in ("skew", "symmetric"):
+            outcome = part_alone(models_of_mode, part)
+            sentences.append(f"With its {part} part alone {with_article(mode)} does {outcome}.")
+    return sentences
 
 
-def part_alone(mode: str, part: str) -> str:
-    """Return the verdicts on a part of encoders or decoders, each with its contrasts."""
+def part_alone(models: Iterable[str], part: str) -> str:
+    """Return the verdicts on a part of models, each with its contrasts."""
     outcomes = {outcome[0].contrast: outcome for outcome in verdicts(PARTS)}
     contrasts_by_phrase: dict[str, list[str]] = {}
     undecided = []
-    for model in RERUN:
+    for model in models:
         claim, verdict, result = outcomes[f"{model}-{part}"]
-        if not model.endswith(mode) or result is None:
+        if result is None:
             continue
         contrast = f"`{claim.contrast}`"
         if verdict == "undecided":
@@ -470,32 +476,24 @@ def cells_of(rows: pl.DataFrame) -> Iterator[RecordCell]:
 
 
 def in_words() -> list[str]:
-    """Return sentences on the shares that the pairs and the models with a control keep."""
+    """Return sentences on what parts keep: in the pairs, and beside random halves."""
     rows = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
     ends = rows.filter(pl.col("step") == pl.col("step").max().over("model"))
     means = ends.group_by("model", "part").agg(pl.col("share").mean())
     kept = {}
     for model, part, share in means.iter_rows():
         kept[model, part] = f"{share:.0%}".replace("-", "−")
-    seeds = dict(ends.group_by("model").agg(pl.col("seed").n_unique()).iter_rows())
-    sentences = []
+    of_texts = []
     for text, prefix in TEXTS.items():
-        models = [f"{prefix}encoder", f"{prefix}decoder"]
         numbers = []
-        for model in models:
-            numbers += [kept[model, part] for part in ("symmetric", "skew", "half")]
-        numbers += [str(seeds[model]) for model in models]
-        sentences.append(PAIR_WORDS.format(*numbers, text=text))
-    for model, description in RERUN.items():
-        if model in seeds:
-            parts = [kept[model, part] for part in ("symmetric", "skew", "random")]
-            sized = [kept[model, f"random, size of {part}"] for part in ("symmetric", "skew")]
-            sentences.append(
-                f"Of {with_article(description)} ({counted(seeds[model], 'seed')}), the two parts "
-                f"keep {parts[0]} and {parts[1]}, random halves as large as its own {parts[2]}, "
-                f"and random parts as large as the two {sized[0]} and {sized[1]}."
-            )
-    return [f"> {' '.join(sentences)} {than_random()}"]
+        for model in (f"{prefix}encoder", f"{prefix}decoder"):
+            numbers += [kept[model, "symmetric"], kept[model, "skew"]]
+        of_texts.append(PAIR_WORDS.format(*numbers, text=text))
+    lines = [f"> {' '.join(of_texts)}", ">"]
+    lines += [f"> - {sentence}" for sentence in than_random(PAIRS_AGAIN)]
+    lines += [">", "> In small models:", ">"]
+    lines += [f"> - {sentence}" for sentence in than_random(SMALL_AGAIN)]
+    return lines
 
 
 def ends_table(folder: Path) -> list[str]:
