@@ -30,6 +30,14 @@ def test_every_family_has_one_turn_of_ten_and_each_one_when_its_file_changes() -
     assert not all(groups.has_turn("deepseek-v2", turn, changed) for turn in turns)
 
 
+def test_heavy_cases_have_a_turn_only_where_their_family_changes() -> None:
+    turns = range(groups.TURNS)
+    for case in groups.HEAVY:
+        assert not any(groups.has_turn(case, turn, frozenset()) for turn in turns)
+        family = case.removesuffix("-0")
+        assert all(groups.has_turn(case, turn, frozenset({family})) for turn in turns)
+
+
 def test_the_turn_follows_from_the_commit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(groups.TURN)
     monkeypatch.setattr(groups, "_output_of_git", lambda *_: ["00000ff"])

@@ -14,7 +14,6 @@ from wqk_lab.theory.verdict import (
     Finding,
     Sample,
     Statement,
-    _reach,
     adjusted_together,
     decide,
     tail,
@@ -132,9 +131,19 @@ def test_an_interval_ends_where_its_tail_is_left() -> None:
         assert tail(t, estimate.degrees, side * estimate.skewness) == pytest.approx(0.025)
 
 
-@pytest.mark.parametrize("skewness", [0.0, 1e-16, 3e-15, -1e-12, 1e-7])
-def test_rounding_is_no_skewness(skewness: float) -> None:
-    assert _reach(7, skewness) == pytest.approx(_reach(7, 0.0), rel=1e-6)
+@pytest.mark.parametrize("skew", [0.0, 3e-16, 3e-15, -1e-12, 1e-7])
+def test_rounding_is_no_skewness(skew: float) -> None:
+    """An interval of nearly symmetric units reaches as far as an interval of symmetric units."""
+    values = np.resize([1.0, -1.0, 0.0, 0.0], 8)
+    symmetric = of(values).estimate
+    values[0] += skew
+    estimate = of(values).estimate
+    assert estimate is not None
+    assert symmetric is not None
+    for end, expected in ((estimate.low, symmetric.low), (estimate.high, symmetric.high)):
+        assert (end - estimate.value) / estimate.error == pytest.approx(
+            expected / symmetric.error, rel=1e-6
+        )
 
 
 def test_layers_are_drawn_too() -> None:

@@ -101,6 +101,8 @@ def test_scores_are_those_of_the_checkpoints(run: Run) -> None:
     # At their own cadence, and at every checkpoint.
     assert set(run.scores.frame["step"]) == {0, 4, 6, 7, 8, 12}
     assert set(run.updates.frame["step"]) == {4, 6, 7, 8, 12}
+    # Logits are measured on request only.
+    assert "max_logit" not in run.scores.frame.columns
     scanned = wqk.scan(str(run.checkpoints[-1][1]), heads=True).frame
     watched = run.scores.frame.filter(run.scores.frame["step"] == 12)
     for score in ("symmetry", "directionality", "norm"):
