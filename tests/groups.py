@@ -85,6 +85,7 @@ SLOW = (
     "tests/lab/training/test_training.py::test_the_task_and_the_loss_are_one_graph",
     "tests/live/test_callback.py::test_a_resumed_run_goes_on_in_the_same_files",
     "tests/live/test_distributed.py",
+    "tests/live/test_live_display.py::test_in_a_notebook",
     "tests/live/test_logits.py::test_compiled_models_are_measured",
     "tests/reporting/test_browser.py",
     "tests/reporting/test_notebooks.py",

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from wqk._console import UNPRINTABLE, cleaning, json_value, number, printable, size
+from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
 from wqk.storage.references import without_secrets
 
 if TYPE_CHECKING:
@@ -138,35 +138,16 @@ def show(
         output().print(*lines, sep="\n")
 
 
-# Steps of a live table, the last ones.
-LIVE_STEPS = 20
-
-
 def live_tables(tables: Iterable[ScoreTable]) -> None:
     """Show the medians of the last steps of a growing table, in place on a terminal.
 
     In a pipe, every table is printed below the one before it.
     """
-    from rich.console import Group
-    from rich.live import Live
+    from wqk.tables.growing import growing_table
 
-    from wqk.tables.rendering import HEADLINE, label
-    from wqk.tables.sheet import Bar, Sheet
-
-    console = output()
-    with Live(console=console, auto_refresh=False) as live:
+    with growing_table(output()) as show_table:
         for table in tables:
-            headings = [text for score in HEADLINE for text in (label(score), "")]
-            sheet = Sheet.of("step", "attention", *headings, text=["attention", ""])
-            for row in table.layers.summary().sort("step").tail(LIVE_STEPS).iter_rows(named=True):
-                cells: list[Any] = [str(row["step"]), f"{row['stack']} {row['kind']}"]
-                for score in HEADLINE:
-                    median = row[f"{score}_median"]
-                    cells += [number(median), Bar(median)]
-                sheet.add(*cells)
-            live.update(
-                Group(f"medians over layers, the last {LIVE_STEPS} steps", sheet), refresh=True
-            )
+            show_table(table)
 
 
 # The value of ``--out`` that stands for standard output.

@@ -41,6 +41,7 @@ from wqk.live.scoring import (
 from wqk.model import Model
 from wqk.scanning.scan import mover
 from wqk.tables.columns import select_measures
+from wqk.tables.growing import NotebookDisplay, RecentMedians, is_notebook, last_steps
 from wqk.tables.run import drop_after, read_table
 from wqk.tables.schema import records
 from wqk.tables.score_table import ScoreTable
@@ -148,6 +149,15 @@ class Cadence:
         is_multiple = self._every is not None and step % self._every == 0
         is_power = self._powers and step > 0 and step & (step - 1) == 0
         return is_multiple or is_power or step in self._steps
+
+
+def _live_display() -> Callable[[ScoreTable], None]:
+    """Return a function that shows a table that grows."""
+
+    def show(table: ScoreTable) -> None:
+        print(RecentMedians(table), flush=True)
+
+    return NotebookDisplay() if is_notebook() else show
 
 
 # What one may try on a monitor, and what has it.
@@ -299,6 +309,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         sequences: int = SEQUENCES,
         alarm: float | None = None,
         on_alarm: Callable[[LogitAlarm], None] | None = None,
+        live: bool = False,
         family: FilePath | None = None,
         heads_per_layer: int | None = None,
     ) -> None:
@@ -338,6 +349,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self._before: Snapshot | None = None
         self._warned: set[str] = set()
         self._returned = float("nan")
+        self._show = _live_display() if live else None
+        self._recent: ScoreTable | None = None  # layers of the last steps, for the live table
         self.latest: ScoreTable | None = None
         self.costs: list[LookCost] = []
 
@@ -379,6 +392,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             snapshot = self._tracker.snapshot(step)
             if snapshot is not None:
                 logged |= self._score(snapshot, step)
+                self._show_latest()
             if self._meter is not None:
                 self._meter.start()
                 self._awaits_pass = True
@@ -419,6 +433,19 @@ class Monitor(Advising, synonyms=SYNONYMS):
     def updates(self) -> ScoreTable:
         """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
         return read_table(self._updates)
+
+    def _show_latest(self) -> None:
+        """Add the latest scores to the live table, if it was requested."""
+        if self._show is None or self.latest is None:
+            return
+        try:
+            if self._recent is None:
+                self._recent = last_steps(self.table.layers)
+            else:
+                self._recent = last_steps(self._recent.join(self.latest.layers))
+            self._show(self._recent)
+        except Exception as error:  # as in `look`
+            self._warn("live", f"the live table cannot be shown: {error}")
 
     def close(self) -> None:
         """Wait no longer for a pass whose logits would be measured: after a run."""
@@ -498,6 +525,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Truncate the files to this step, whose scores are appended next."""
+        self._recent = None
         lost = begin_journal(self._scores, step - 1, metadata)
         begin_journal(self._updates, step, {**metadata, "form": "update"})
         self._has_begun = True

@@ -377,9 +377,13 @@ def _in_file(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -
     return markup(_words(cell._replace(marks=""))) + marks
 
 
+# With letters of one width, the middles of all bars lie below each other.
+BAR_STYLE = "white-space: pre; font-family: monospace"
+
+
 def _in_html(cell: Cell | Bar) -> str:
     if isinstance(cell, Bar):
-        return f'<span aria-hidden="true" style="white-space: pre">{escape(str(cell))}</span>'
+        return f'<span aria-hidden="true" style="{BAR_STYLE}">{escape(str(cell))}</span>'
     text = cell.html or escape(cell.text)
     marks = f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
     if "bold" in cell.style.split():

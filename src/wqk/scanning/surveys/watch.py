@@ -28,6 +28,7 @@ from wqk.scanning.surveys.jobs import Options, files_of
 from wqk.scanning.surveys.surveying import open_folder, survey
 from wqk.storage.buckets import BucketFolder
 from wqk.storage.references import is_bucket, is_url, redacted, step_in
+from wqk.tables.growing import growing_table
 from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, read_table
 
@@ -46,6 +47,7 @@ def watch(
     every: float = 10.0,
     gamma: float = 2.0,
     heads: bool = True,
+    live: bool = False,
     executor: Executor | None = None,
     on_scores: Callable[[ScoreTable], None] | None = None,
     on_wait: Callable[[str, str], None] | None = None,
@@ -77,6 +79,9 @@ def watch(
         Seconds from one look to the next.
     gamma, heads, executor
         As for `wqk.survey`.
+    live
+        Show all steps as one table that grows in place: in a notebook in the output of the cell,
+        on a terminal in the last lines.
     on_scores
         Called with the rows of every checkpoint that was scored.
     on_wait
@@ -110,7 +115,16 @@ def watch(
     _require_run(place)
     _require_output(Path(out), place, Options(float(gamma), heads, __version__, SCHEMA_VERSION))
     scored = partial(survey, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
-    return _watched(place, Path(out), scored, until, every, on_scores, on_wait, on_failure)
+    tables = _watched(place, Path(out), scored, until, every, on_scores, on_wait, on_failure)
+    return _shown(tables) if live else tables
+
+
+def _shown(tables: Iterator[ScoreTable]) -> Iterator[ScoreTable]:
+    """Yield tables, and show each in place of the previous one."""
+    with growing_table() as show_table:
+        for table in tables:
+            show_table(table)
+            yield table
 
 
 def _watched(
