@@ -41,11 +41,16 @@ class Grid(NamedTuple):
         """
         import numpy as np
 
-        shared = self.shared if values.size % self.shared == 0 else max(1, values.size)
-        largest = np.abs(values.reshape(-1, shared)).max(axis=1, initial=0).astype(np.float64)
-        size = float(np.mean(np.square(values, dtype=np.float64))) if values.size else 0.0
-        half = self.steps / 2
-        return half * float(np.sqrt(np.mean(largest**2) / size)) if size else 0.0
+        if not values.size:
+            return 0.0
+        mean_square = np.mean(np.square(values, dtype=np.float64))
+        if mean_square == 0:
+            return 0.0
+        divides = values.size % self.shared == 0
+        groups = values.reshape(-1, self.shared if divides else values.size)
+        largest = np.abs(groups).max(axis=1).astype(np.float64)
+        half_step = self.steps / 2
+        return half_step * float(np.sqrt(np.mean(largest**2) / mean_square))
 
 
 class TensorInfo(NamedTuple):

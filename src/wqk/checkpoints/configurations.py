@@ -338,16 +338,26 @@ def _megatron(opened: Opened) -> dict[str, Any]:
 
 def _nanochat(opened: Opened) -> dict[str, Any]:
     """Numbers that are in nanochat's code alone; its models since March 2026 have a smear."""
+    added: dict[str, Any] = {}
+    has_smear = any(name.endswith("smear_lambda") for name in opened.tensors)
+    if has_smear:
+        added |= {"score_factor": 1.2**2, "rope_theta": 1e5}
     pattern = opened.config.get("window_pattern")
-    layers, length = (_whole(opened.config, key) for key in ("n_layer", "sequence_len"))
-    smeared = any(name.endswith("smear_lambda") for name in opened.tensors)
-    added: dict[str, Any] = {"score_factor": 1.2**2, "rope_theta": 1e5} if smeared else {}
+    layers = _whole(opened.config, "n_layer")
     if isinstance(pattern, str) and pattern and layers:
-        # Earlier ones had other windows. The last layer has none.
-        short = 128 * -(-length // 4 // 128) + 1 if smeared and length else True
-        tiled = (pattern[n % len(pattern)] in "Ss" for n in range(min(layers, 10**4) - 1))
-        added["windows"] = [short if is_short else None for is_short in tiled] + [None]
+        length = _whole(opened.config, "sequence_len")
+        # Models without a smear had short windows of other sizes.
+        short = _nanochat_window(length) if has_smear and length else True
+        tiled = [pattern[layer % len(pattern)] for layer in range(min(layers, 10**4) - 1)]
+        windows = [short if letter in "Ss" else None for letter in tiled]
+        added["windows"] = [*windows, None]  # the last layer has none
     return added
+
+
+def _nanochat_window(length: int) -> int:
+    """Return the size of a short window: a quarter of a sequence, rounded up to 128 tokens."""
+    tiles = -(-length // (4 * 128))
+    return 128 * tiles + 1
 
 
 COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {

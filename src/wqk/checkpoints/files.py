@@ -434,13 +434,29 @@ def unpacked(packed: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows
     >>> unpacked(np.array([[0x87654321]], np.uint32), bits=4, count=8)
     array([[1, 2, 3, 4, 5, 6, 7, 8]], dtype=int32)
     """
-    packed = np.ascontiguousarray(packed)
+    row_bytes = np.ascontiguousarray(packed).view(np.uint8)
     if bits == 8:
-        return packed.view(np.uint8)[:, :count].astype(np.int32)
-    if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        codes = (packed.view(np.uint8)[..., None] >> shifts) & np.uint8(2**bits - 1)
-        return codes.reshape(len(packed), -1)[:, :count].astype(np.int32)
-    single = np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
-    codes = single[:, : count * bits].reshape(len(packed), count, bits).astype(np.int32)
-    return np.asarray(codes @ (1 << np.arange(bits, dtype=np.int32)))
+        codes = row_bytes[:, :count]
+    elif 8 % bits == 0:
+        codes = _codes_in_bytes(row_bytes, bits)[:, :count]
+    else:
+        codes = _codes_across_bytes(row_bytes, bits, count)
+    return codes.astype(np.int32)
+
+
+def _codes_in_bytes(row_bytes: np.ndarray, bits: int) -> Int[np.ndarray, "rows codes"]:
+    """Return the codes of 1, 2 or 4 bits in bytes (rows, bytes), the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    largest_code = np.uint8(2**bits - 1)
+    codes = (row_bytes[..., None] >> shifts) & largest_code
+    return codes.reshape(len(row_bytes), -1)
+
+
+def _codes_across_bytes(
+    row_bytes: np.ndarray, bits: int, count: int
+) -> Int[np.ndarray, "rows count"]:
+    """Return the first codes in bytes (rows, bytes); a code may lie in two bytes."""
+    row_bits = np.unpackbits(row_bytes, axis=1, bitorder="little")
+    bits_of_codes = row_bits[:, : count * bits].reshape(len(row_bytes), count, bits)
+    powers_of_two = 1 << np.arange(bits, dtype=np.int32)
+    return np.asarray(bits_of_codes.astype(np.int32) @ powers_of_two)

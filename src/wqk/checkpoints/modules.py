@@ -143,8 +143,10 @@ class StateDict(Checkpoint):
         array = self._arrays.get(part.name)
         if part.name in self.adapted or type(array) is not np.ndarray:
             return None
-        rows = [array] if part.rows is None else [array[start:stop] for start, stop in part.rows]
-        return np.concatenate([np.ravel(piece).view(np.uint8) for piece in rows])
+        pieces = [array]
+        if part.rows is not None:
+            pieces = [array[start:stop] for start, stop in part.rows]
+        return np.concatenate([np.ravel(piece).view(np.uint8) for piece in pieces])
 
     def _read(self, part: Part) -> Any:
         rows = [_on_host(rows) for rows in self._rows(part)]
@@ -351,18 +353,19 @@ def _counted(model: Any) -> dict[str, Any]:
     Where stages have numbers of their own, as Swin's, those by the first number in their names.
     """
     named = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
-    counts: dict[str, set[int]] = {}
+    counts_by_stage: dict[str, set[int]] = {}
     for name, module in named.items():
-        first = next((word for word in name.split(".") if word.isdigit()), "")
-        head_counts = (getattr(module, attribute, None) for attribute in HEADS)
-        counts.setdefault(first, set()).update(n for n in head_counts if type(n) is int)
-    counts = {first: numbers for first, numbers in counts.items() if numbers}
-    every = set[int]().union(*counts.values())
-    if len(every) == 1:
-        return {"num_heads": every.pop()}
-    stages = [counts.get(str(stage), set()) for stage in range(len(counts))]
-    if len(stages) > 1 and all(len(numbers) == 1 for numbers in stages):
-        return {"num_heads": [numbers.pop() for numbers in stages]}
+        stage = next((word for word in name.split(".") if word.isdigit()), "")
+        for attribute in HEADS:
+            head_count = getattr(module, attribute, None)
+            if type(head_count) is int:
+                counts_by_stage.setdefault(stage, set()).add(head_count)
+    head_counts = set[int]().union(*counts_by_stage.values())
+    if len(head_counts) == 1:
+        return {"num_heads": head_counts.pop()}
+    stages = [counts_by_stage.get(str(stage), set()) for stage in range(len(counts_by_stage))]
+    if len(stages) > 1 and all(len(counts) == 1 for counts in stages):
+        return {"num_heads": [counts.pop() for counts in stages]}
     return {}
 
 

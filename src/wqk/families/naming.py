@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from wqk.errors import CheckpointError
@@ -51,11 +51,22 @@ def layers_beyond(read: Iterable[str], stored: Iterable[str]) -> list[int]:
     >>> layers_beyond(names[:2], names), layers_beyond(names, [*names, "layers.4.mlp.weight"])
     ([2, 3], [])
     """
-    last: dict[str, int] = {}
-    for key, layer in filter(None, map(_split_at_layer, read)):
-        last[key] = max(layer, last.get(key, 0))
-    numbered = filter(None, map(_split_at_layer, stored))
-    return sorted({layer for key, layer in numbered if layer > last.get(key, layer)})
+    last_read: dict[str, int] = {}
+    for pattern, layer in _numbered(read):
+        last_read[pattern] = max(layer, last_read.get(pattern, 0))
+    beyond = set()
+    for pattern, layer in _numbered(stored):
+        if pattern in last_read and layer > last_read[pattern]:
+            beyond.add(layer)
+    return sorted(beyond)
+
+
+def _numbered(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield names that contain a number, as `_split_at_layer` splits them."""
+    for name in names:
+        split = _split_at_layer(name)
+        if split is not None:
+            yield split
 
 
 def _split_at_layer(name: str) -> tuple[str, int] | None:

@@ -325,9 +325,11 @@ def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         degrees = 8 / np.maximum(skewness, 1e-9) ** 2
-        ratio = np.maximum(1 + z * np.sqrt(2 / degrees), 0)
-        normal = (np.cbrt(ratio) - (1 - 2 / (9 * degrees))) / np.sqrt(2 / (9 * degrees))
-    tail = [0.5 * math.erfc(value) for value in (normal / math.sqrt(2)).ravel().tolist()]
+        ratio = np.maximum(1 + z * np.sqrt(2 / degrees), 0)  # of a chi-square to its mean
+        variance = 2 / (9 * degrees)  # of the ratio's cube root, whose mean is 1 − variance
+        normal = (np.cbrt(ratio) - (1 - variance)) / np.sqrt(variance)
+    scaled = normal / math.sqrt(2)
+    tail = [0.5 * math.erfc(value) for value in scaled.ravel().tolist()]
     return np.reshape(tail, np.shape(normal))
 
 

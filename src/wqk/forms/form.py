@@ -324,10 +324,13 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         """
         xp = array_namespace(self.query, self.key)
         x, y = self._converted(x), self._converted(y)
-        single = x.ndim == y.ndim == 1
-        x, y = (v[None, :] if v.ndim == 1 else v for v in (x, y))
-        scores = xp.matmul(xp.matmul(x, self.query), xp.matrix_transpose(xp.matmul(y, self.key)))
-        return scores[..., 0, 0] if single else scores
+        is_single = x.ndim == y.ndim == 1
+        x = x[None, :] if x.ndim == 1 else x
+        y = y[None, :] if y.ndim == 1 else y
+        queries = xp.matmul(x, self.query)
+        keys = xp.matmul(y, self.key)
+        scores = xp.matmul(queries, xp.matrix_transpose(keys))
+        return scores[..., 0, 0] if is_single else scores
 
     def plot(self, title: str | None = None) -> Figure:
         """Draw a single form's entries, and the norms of its rows and columns (needs matplotlib).

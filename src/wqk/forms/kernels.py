@@ -168,11 +168,13 @@ def gram_dots(
     """a_i G · a_i for every row i and a symmetric matrix G, in blocks that stay in the cache."""
     width, rank = a.shape[-2:]
     stack = np.broadcast_shapes(a.shape[:-2], gram.shape[:-2])
-    if stack and math.prod(stack) * width * rank > BLOCK_ENTRIES // 4:
-        a, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, gram))
+    most_entries = BLOCK_ENTRIES // 4
+    if stack and math.prod(stack) * width * rank > most_entries:
+        a = xp.broadcast_to(a, (*stack, width, rank))
+        gram = xp.broadcast_to(gram, (*stack, rank, rank))
         return xp.stack([gram_dots(a[i, ...], gram[i, ...], xp) for i in range(stack[0])])
     dots = []
-    for part in block_slices(width, max(1024, BLOCK_ENTRIES // 4 // rank)):
+    for part in block_slices(width, max(1024, most_entries // rank)):
         rows = a[..., part, :]
         products = xp.matmul(gram, xp.matrix_transpose(rows))
         dots.append(row_dots(rows, xp.matrix_transpose(products), xp))
@@ -403,16 +405,25 @@ def balance(factor: Float[Array, "... d r"], xp: Any) -> Balanced:
         squares = xp.linalg.vecdot(factor, factor, axis=-2)
     # The largest entry is no larger than the longest column, nor smaller than its entries' mean.
     longest = xp.max(squares, axis=-1)
-    if bool(xp.all((longest > low**2 * factor.shape[-2]) & (longest < high**2))):
+    columns_are_safe = (longest > low**2 * factor.shape[-2]) & (longest < high**2)
+    if bool(xp.all(columns_are_safe)):
         return Balanced(factor, xp.zeros_like(longest), squares)
-    largest = xp.maximum(xp.max(factor, axis=(-2, -1)), -xp.min(factor, axis=(-2, -1)))
-    if bool(xp.all((largest > low) & (largest < high))):
+    highest, lowest = xp.max(factor, axis=(-2, -1)), xp.min(factor, axis=(-2, -1))
+    largest = xp.maximum(highest, -lowest)
+    entries_are_safe = (largest > low) & (largest < high)
+    if bool(xp.all(entries_are_safe)):
         return Balanced(factor, xp.zeros_like(largest), squares)
     if not bool(xp.all(xp.isfinite(largest))):
         raise NonFiniteWeights("the factors of a form must be finite, got NaN or infinite entries")
-    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
-    factor = times_power(factor, -exponent[..., None, None])
-    return Balanced(factor, exponent, xp.linalg.vecdot(factor, factor, axis=-2))
+    exponent = xp.floor(_log2_or_zero(largest, xp))
+    scaled = times_power(factor, -exponent[..., None, None])
+    return Balanced(scaled, exponent, xp.linalg.vecdot(scaled, scaled, axis=-2))
+
+
+def _log2_or_zero(sizes: Array, xp: Any) -> Array:
+    """Return the binary logarithm of sizes; 0 for a size of 0."""
+    positive = xp.where(sizes > 0, sizes, xp.ones_like(sizes))
+    return xp.log2(positive)
 
 
 def level(
@@ -424,15 +435,17 @@ def level(
     M, but next to it the digits of all other dimensions would be lost. Factors are multiplied by
     powers of two, then balanced.
     """
-    sizes = [xp.max(xp.abs(factor), axis=-2) for factor in (query, key)]
-    counts = (sizes[0] > 0) & (sizes[1] > 0)
-    large, small = (xp.log2(xp.where(size > 0, size, xp.ones_like(size))) for size in sizes)
-    half = xp.floor((large - small) / 2)
-    levelled = []
-    for factor, exponent in ((query, -half), (key, half)):
-        scaled = times_power(factor, exponent[..., None, :])
-        levelled.append(xp.where(counts[..., None, :], scaled, xp.zeros_like(scaled)))
-    return balance(levelled[0], xp), balance(levelled[1], xp)
+    query_sizes = xp.max(xp.abs(query), axis=-2)
+    key_sizes = xp.max(xp.abs(key), axis=-2)
+    contributes = (query_sizes > 0) & (key_sizes > 0)
+    ratio = _log2_or_zero(query_sizes, xp) - _log2_or_zero(key_sizes, xp)
+    half = xp.floor(ratio / 2)
+
+    def scaled(factor: Array, exponent: Array) -> Array:
+        factor = times_power(factor, exponent[..., None, :])
+        return xp.where(contributes[..., None, :], factor, xp.zeros_like(factor))
+
+    return balance(scaled(query, -half), xp), balance(scaled(key, half), xp)
 
 
 class Identities(Moments):
@@ -608,10 +621,12 @@ def eigenvalues(query: Array, key: Array) -> Array:
 def _core(query: Array, key: Array) -> tuple[Array, Array, Array, Array]:
     """Q_a, R_a R_bᵀ, Q_b and the exponent (...) of M = Q_a (R_a R_bᵀ) Q_bᵀ · 2**exponent."""
     xp = array_namespace(query, key)
-    sides = balance(query, xp), balance(key, xp)
-    (query_basis, left), (key_basis, right) = (xp.linalg.qr(side.factor) for side in sides)
-    core = xp.matmul(left, xp.matrix_transpose(right))
-    return query_basis, core, key_basis, sides[0].exponent + sides[1].exponent
+    balanced_query, balanced_key = balance(query, xp), balance(key, xp)
+    query_basis, query_triangle = xp.linalg.qr(balanced_query.factor)
+    key_basis, key_triangle = xp.linalg.qr(balanced_key.factor)
+    core = xp.matmul(query_triangle, xp.matrix_transpose(key_triangle))
+    exponent = balanced_query.exponent + balanced_key.exponent
+    return query_basis, core, key_basis, exponent
 
 
 # A standard deviation below this share of the mean is rounding error.

@@ -249,31 +249,37 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     sharing = heads // groups
     query_rows = query.reshape(-1, d)
     key_rows = key.reshape(-1, d)
-    crossing = (key_rows @ query_rows.T).reshape(groups, width, groups, sharing, width)  # B_gᵀ A_h
-    traces = np.full((2, groups, sharing, groups, sharing), np.nan)
+    cross_products = key_rows @ query_rows.T  # B_gᵀ A_h
+    cross_products = cross_products.reshape(groups, width, groups, sharing, width)
+    transposed, straight = np.full((2, groups, sharing, groups, sharing), np.nan)
     products = np.empty((3, groups, sharing, width, width), query.dtype)
     for a in range(groups):
         # Only pairs with later groups; the earlier ones follow by symmetry.
         for b in range(a, groups):
-            forward = crossing[a, :, b]
-            backward = crossing[b, :, a]
-            traces[0, a, :, b] = np.tensordot(backward, forward, axes=((0, 2), (2, 0)))
+            forward = cross_products[a, :, b]
+            backward = cross_products[b, :, a]
+            transposed[a, :, b] = np.tensordot(backward, forward, axes=((0, 2), (2, 0)))
         end = groups if len(query_rows) <= WIDE else a + 1
         queries = query[a * sharing : end * sharing].reshape(-1, d)
         query_products = queries[: sharing * width] @ queries.T
         query_products = query_products.reshape(sharing, width, -1, sharing, width)
         key_products = key[a] @ key_rows[a * width : end * width].T
         key_products = key_products.reshape(width, -1, width)
-        traces[1, a, :, a:end] = np.einsum("aigbj,igj->agb", query_products, key_products)
+        straight[a, :, a:end] = np.einsum("aigbj,igj->agb", query_products, key_products)
         products[0, a] = np.einsum("aiaj->aij", query_products[:, :, 0])
         products[1, a] = key_products[:, 0]
-        products[2, a] = crossing[a, :, a].swapaxes(0, 1)
-    traces = np.triu(traces.reshape(2, heads, heads))
-    traces += np.triu(traces, 1).swapaxes(1, 2)
+        products[2, a] = cross_products[a, :, a].swapaxes(0, 1)
+    traces = np.stack([_symmetric(transposed, heads), _symmetric(straight, heads)])
     norms = np.sqrt(traces[1].diagonal().clip(min=0))
     divisors = np.where(norms > 0, norms, np.inf)
     cosines = (traces / divisors[:, None] / divisors).astype(np.float32)
     return cosines, norms, products.reshape(3, heads, width, width)
+
+
+def _symmetric(traces: np.ndarray, heads: int) -> Float[np.ndarray, "heads heads"]:
+    """Return traces of all pairs of heads; ``traces`` has those with the same or a later head."""
+    upper = np.triu(traces.reshape(heads, heads))
+    return upper + np.triu(upper, 1).T
 
 
 def _units(width: int, planes: tuple[slice, slice] | None) -> Int[np.ndarray, " r"]:

@@ -308,18 +308,20 @@ def _reordered(
     """
     columns = np.stack([values.ravel() for _, values in prepared_layers], axis=1)
     columns /= np.sqrt(len(columns))
+    best_layer = int((entries.ravel() @ columns).argmax())
+    matrices, _, width = entries.shape
+    flat_matrices = entries.reshape(matrices, -1)
     agreement = np.zeros(len(orders), np.float32)
-    best = int((entries.ravel() @ columns).argmax())
-    step = max(1, CHUNK // entries.size)
-    for start in range(0, len(orders), step):
-        chunk = orders[start : start + step]
-        positions = chunk[:, :, None] * entries.shape[-1] + chunk[:, None, :]
-        reordered = np.take(entries.reshape(len(entries), -1), positions.ravel(), axis=1)
-        reordered = reordered.reshape(len(entries), len(chunk), -1).swapaxes(0, 1)
-        products = reordered.reshape(len(chunk), -1) @ columns
-        agreement[start : start + step] = products.max(axis=1)
-    copy = float(np.square(entries).sum() / np.sqrt(entries.size))
-    return agreement, best, copy
+    orders_at_once = max(1, CHUNK // entries.size)
+    for start in range(0, len(orders), orders_at_once):
+        chunk = orders[start : start + orders_at_once]
+        positions = chunk[:, :, None] * width + chunk[:, None, :]
+        reordered = np.take(flat_matrices, positions.ravel(), axis=1)
+        by_order = reordered.reshape(matrices, len(chunk), -1).swapaxes(0, 1)
+        products = by_order.reshape(len(chunk), -1) @ columns
+        agreement[start : start + orders_at_once] = products.max(axis=1)
+    agreement_of_copy = float(np.square(entries).sum() / np.sqrt(entries.size))
+    return agreement, best_layer, agreement_of_copy
 
 
 def permuted_heads(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -127,14 +126,22 @@ def is_pytorch_s(module: Any) -> bool:
 
 def parent_of(plan: AttentionPlan) -> str:
     """Return the module that runs a block's attention; the query's, if layers share keys."""
-    query, key = (module_of(side.tensor).split(".") for side in (plan.query, plan.key))
-    names = takewhile(lambda pair: pair[0] == pair[1], zip(query, key, strict=False))
-    shared = [name for name, _ in names]
-    differing = ("".join(name[len(shared) :][:1]) for name in (query, key))
-    is_own = query == key or all(map(str.isdigit, differing))
-    parent = query[:-1] if is_own else shared
-    only_projects = any("qkv" in name and "att" not in name for name in parent[-1:])
-    return ".".join(parent[:-1] if only_projects else parent)
+    query = module_of(plan.query.tensor).split(".")
+    key = module_of(plan.key.tensor).split(".")
+    parent = query[:-1] if query == key else _parent_of_both(query, key)
+    if parent and "qkv" in parent[-1] and "att" not in parent[-1]:
+        parent = parent[:-1]  # a module that only projects
+    return ".".join(parent)
+
+
+def _parent_of_both(query: list[str], key: list[str]) -> list[str]:
+    """Return the path of the module around two others; the query's, if layers share keys."""
+    depth = 0
+    while query[depth : depth + 1] == key[depth : depth + 1] != []:
+        depth += 1
+    differing = "".join(query[depth : depth + 1]), "".join(key[depth : depth + 1])
+    has_key_of_other_layer = all(name.isdigit() for name in differing)
+    return query[:-1] if has_key_of_other_layer else query[:depth]
 
 
 @dataclass(frozen=True)

@@ -256,12 +256,13 @@ class ObservedCall:
         import torch
 
         assert self.queries is not None
-        batch, heads, queries, keys = self.shape
-        rows = max(1, DEVICE_TILE // (batch * heads * keys))
-        every = [torch.arange(n, device=self.queries.device) for n in (batch, heads, queries, keys)]
-        shown = torch.zeros(batch, keys, dtype=torch.bool, device=self.queries.device)
-        for query_rows in every[2].split(rows):
-            shown |= show_pair(*every[:2], query_rows, every[3]).any(-2).any(1)
+        device = self.queries.device
+        batch, heads, queries, keys = (torch.arange(n, device=device) for n in self.shape)
+        rows_at_once = max(1, DEVICE_TILE // (len(batch) * len(heads) * len(keys)))
+        shown = torch.zeros(len(batch), len(keys), dtype=torch.bool, device=device)
+        for rows in queries.split(rows_at_once):
+            visible = show_pair(batch, heads, rows, keys)
+            shown |= visible.any(-2).any(1)
         return shown
 
     def tiles(self, size: int | None = None) -> Iterator[Tile]:

@@ -211,10 +211,14 @@ class Initialization(Result):
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """One for each layer; ratios are of norms, after to before."""
         for layer in self.layers:
-            row = {"stack": layer.stack, "layer": layer.layer}
-            row |= {f"{name}_before": score for name, score in layer.before._asdict().items()}
-            row |= {f"{name}_after": score for name, score in layer.after._asdict().items()}
-            yield row | {name: getattr(layer, name) for name in LayerChange.derived}
+            row: dict[str, Any] = {"stack": layer.stack, "layer": layer.layer}
+            for name, score in layer.before._asdict().items():
+                row[f"{name}_before"] = score
+            for name, score in layer.after._asdict().items():
+                row[f"{name}_after"] = score
+            for name in LayerChange.derived:
+                row[name] = getattr(layer, name)
+            yield row
 
     def _shown(self, width: int) -> Iterator[Any]:
         yield self.sentence

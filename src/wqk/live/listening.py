@@ -155,13 +155,27 @@ def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, An
 
 def own_inputs(call: AttentionCall) -> dict[str, Any]:
     """Return the inputs of queries and keys (B, N, D); arguments, where no projection ran."""
-    if not is_pytorch_s(call.module):
-        states = call.arguments.get("hidden_states") if not call.inputs else None
-        return dict(call.inputs) if states is None else {"query": states, "key": states}
-    inputs = {side: call.arguments[side] for side in ("query", "key") if side in call.arguments}
-    inputs = {name: side if side.ndim == 3 else side[None] for name, side in inputs.items()}
-    tokens_first = not call.module.batch_first and call.arguments["query"].ndim == 3
-    return {name: side.swapaxes(0, 1) if tokens_first else side for name, side in inputs.items()}
+    if is_pytorch_s(call.module):
+        return _inputs_of_pytorch_s(call)
+    if call.inputs:
+        return dict(call.inputs)
+    states = call.arguments.get("hidden_states")
+    return {} if states is None else {"query": states, "key": states}
+
+
+def _inputs_of_pytorch_s(call: AttentionCall) -> dict[str, Any]:
+    """Return the arguments of PyTorch's own attention as queries' and keys' inputs (B, N, D)."""
+    inputs = {}
+    for side in ("query", "key"):
+        if side not in call.arguments:
+            continue
+        states = call.arguments[side]
+        if states.ndim != 3:
+            states = states[None]  # one sequence without an axis for the batch
+        elif not call.module.batch_first:
+            states = states.swapaxes(0, 1)
+        inputs[side] = states
+    return inputs
 
 
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
@@ -172,7 +186,8 @@ def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     if getattr(value, "ndim", 0) not in (3, 4) or not value.is_floating_point():
         return False
     shares = value.detach()
-    total, rounding = shares.sum(-1), ROUNDING if shares.element_size() >= 4 else HALF_ROUNDING
+    total = shares.sum(-1)
+    rounding = ROUNDING if shares.element_size() >= 4 else HALF_ROUNDING
     if plan.sinks or (shares.ndim == 4 and shares.shape[1] == plan.query.heads):
         return bool(shares.min() >= 0 and total.max() <= 1 + rounding)
     return bool(((total - 1).abs() <= rounding).all())

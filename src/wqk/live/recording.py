@@ -98,9 +98,12 @@ class Application(NamedTuple):
         """Return whether an attention of all queries and keys was observed, of whatever heads."""
         if self.query_input.ndim != 3 or self.key_input.ndim != 3:
             return False
-        sizes = len(self.query_input), self.query_input.shape[-2], self.key_input.shape[-2]
-        shapes = [call.shape for call in self.calls]
-        return any((shape[0], *shape[-2:]) == sizes for shape in shapes if len(shape) == 4)
+        batch, queries, _ = self.query_input.shape
+        keys = self.key_input.shape[1]
+        for call in self.calls:
+            if len(call.shape) == 4 and (call.shape[0], *call.shape[2:]) == (batch, queries, keys):
+                return True
+        return False
 
     def products(self, heads: int) -> Iterator[np.ndarray]:
         """Products of observed queries and keys, (B, H, I, J)."""
@@ -321,21 +324,23 @@ def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> I
 
 def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
     """Yield the forms' products (B, H, I, J) of inputs with this many keys."""
-    # Convolutions are given the tokens last.
-    x, y = (
-        side.swapaxes(1, 2) if side.ndim == 3 and side.shape[-1] != width == side.shape[1] else side
-        for side, width in zip((x, y), block.groups.widths, strict=True)
-    )
-    if (x.shape[-1], y.shape[-1]) != block.groups.widths or (y.size // y.shape[-1]) % keys:
+    query_width, key_width = block.groups.widths
+    x, y = _with_tokens_first(x, query_width), _with_tokens_first(y, key_width)
+    if x.shape[-1] != query_width or y.shape[-1] != key_width:
         return
-    texts = y.size // y.shape[-1] // keys
-    if (x.size // x.shape[-1]) % texts:
+    texts, is_uneven = divmod(y.size // key_width, keys)
+    if is_uneven or (x.size // query_width) % texts:
         return
-    swaps = (False, True) if x.ndim == y.ndim == 3 and 1 not in x.shape[:2] else (False,)
-    for swapped in swaps:
-        arranged = (side.swapaxes(0, 1) if swapped else side for side in (x, y))
-        left, right = (side.reshape(texts, -1, side.shape[-1]) for side in arranged)
-        yield block.products(left, right)
+    yield block.products(x.reshape(texts, -1, query_width), y.reshape(texts, -1, key_width))
+    if x.ndim == y.ndim == 3 and 1 not in x.shape[:2]:
+        x, y = x.swapaxes(0, 1), y.swapaxes(0, 1)
+        yield block.products(x.reshape(texts, -1, query_width), y.reshape(texts, -1, key_width))
+
+
+def _with_tokens_first(states: np.ndarray, width: int) -> np.ndarray:
+    """Return inputs (B, N, D); a convolution's inputs are (B, D, N)."""
+    has_tokens_last = states.ndim == 3 and states.shape[-1] != width == states.shape[1]
+    return states.swapaxes(1, 2) if has_tokens_last else states
 
 
 def _of_size(
@@ -364,11 +369,13 @@ def product_difference(expected: np.ndarray, product: np.ndarray) -> float:
     """Difference beyond rounding, relative to the largest centered product; NaN if it is noise."""
     rounding = ROUNDING * np.abs(product).max()
     expected, product = _centered(expected), _centered(product)
-    size, square = np.abs(product).max(), float((expected**2).sum())
-    if not (size > MIN_SIGNAL * rounding and 0 < square < np.inf):
+    largest = np.abs(product).max()
+    square_norm = float((expected**2).sum())
+    if not (largest > MIN_SIGNAL * rounding and 0 < square_norm < np.inf):
         return np.nan
-    factor = max(0.0, float((expected * product).sum()) / square)
-    return float(max(0.0, np.abs(product - factor * expected).max() - rounding) / size)
+    factor = max(0.0, float((expected * product).sum()) / square_norm)
+    difference = np.abs(product - factor * expected).max()
+    return float(max(0.0, difference - rounding) / largest)
 
 
 def _centered(products: np.ndarray) -> np.ndarray:

@@ -60,12 +60,20 @@ class HeadStatistics:
     def __init__(self, heads: int, device: Any) -> None:
         import torch
 
-        def zeros() -> torch.Tensor:
-            return torch.zeros(heads, dtype=torch.float64, device=device)
+        def each_head(value: float) -> torch.Tensor:
+            return torch.full((heads,), value, dtype=torch.float64, device=device)
 
-        self._largest, self._smallest = zeros() - math.inf, zeros() + math.inf
-        self._pairs, self._mean, self._squares = zeros(), zeros(), zeros()
-        self._rows, self._entropy, self._top, self._first = zeros(), zeros(), zeros(), zeros()
+        # Of the logits of visible pairs: their number, mean, and squares around the mean.
+        self._largest = each_head(-math.inf)
+        self._smallest = each_head(math.inf)
+        self._pairs = each_head(0.0)
+        self._mean = each_head(0.0)
+        self._squares = each_head(0.0)
+        # Of the rows with a visible pair: their number, and sums over them.
+        self._rows = each_head(0.0)
+        self._entropy = each_head(0.0)
+        self._top = each_head(0.0)
+        self._first = each_head(0.0)
 
     @property
     def heads(self) -> int:
@@ -133,10 +141,14 @@ class HeadStatistics:
         pairs = _pairs_of_rows(tile.logits, shown)
         self._add_logits(below, highest, pairs, shown)
         counted = pairs > 0
+
+        def total(values: torch.Tensor) -> torch.Tensor:
+            return values.masked_fill(~counted, 0).sum((0, 2), dtype=torch.float64)
+
         self._rows += counted.sum((0, 2))
-        for name, values in zip(("_entropy", "_top", "_first"), shares, strict=True):
-            total = values.masked_fill(~counted, 0).sum((0, 2), dtype=torch.float64)
-            setattr(self, name, getattr(self, name) + total)
+        self._entropy += total(shares.entropy)
+        self._top += total(shares.largest)
+        self._first += total(shares.first)
 
     def _add_logits(
         self,
@@ -165,23 +177,23 @@ class HeadStatistics:
 
         if shown is not None:
             below.mul_(shown)  # hidden pairs are at the highest, and add nothing to sums
-        counted, rows = pairs > 0, (0, 2)
+        rows = (0, 2)
+        is_empty = pairs == 0
         highest = highest.double()
         lowest = highest + below.amin(-1).double()
-        self._largest = torch.maximum(
-            self._largest, highest.masked_fill(~counted, -math.inf).amax(rows)
-        )
-        self._smallest = torch.minimum(
-            self._smallest, lowest.masked_fill(~counted, math.inf).amin(rows)
-        )
-        sums = below.sum(-1).double()
-        squares = torch.linalg.vector_norm(below, dim=-1).double().square()
-        means = (highest + sums / pairs.clip(min=1)).masked_fill(~counted, 0)
-        within = squares - sums.square() / pairs.clip(min=1)
-        every = pairs.sum(rows)
-        mean = (pairs * means).sum(rows) / every.clip(min=1)
-        between = pairs * (means - mean[:, None]).square()
-        self._join(every, mean, (within.masked_fill(~counted, 0) + between).sum(rows))
+        largest = highest.masked_fill(is_empty, -math.inf).amax(rows)
+        smallest = lowest.masked_fill(is_empty, math.inf).amin(rows)
+        self._largest = torch.maximum(self._largest, largest)
+        self._smallest = torch.minimum(self._smallest, smallest)
+        row_pairs = pairs.clip(min=1)
+        row_sums = below.sum(-1).double()
+        row_squares = torch.linalg.vector_norm(below, dim=-1).double().square()
+        row_means = (highest + row_sums / row_pairs).masked_fill(is_empty, 0)
+        within = (row_squares - row_sums.square() / row_pairs).masked_fill(is_empty, 0)
+        total_pairs = pairs.sum(rows)
+        mean = (pairs * row_means).sum(rows) / total_pairs.clip(min=1)
+        between = pairs * (row_means - mean[:, None]).square()
+        self._join(total_pairs, mean, (within + between).sum(rows))
 
     def _join(self, pairs: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
         """Join counts, means and squares around the mean with those so far (Chan et al.)."""

@@ -520,36 +520,38 @@ def _model_boxes(table: ScoreRows) -> Figure:
     """
     from matplotlib.patches import Patch
 
-    models = list(_models(table.frame))
-    stacks = [rows["stack"][0] for _, rows in models]
+    names, rows_of_models = zip(*_models(table.frame), strict=True)
+    stacks = [rows["stack"][0] for rows in rows_of_models]
     color_of = {stack: SHADES[STACK_SHADES.get(stack, "other")][0] for stack in stacks}
-    figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(models))
+    figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(names))
     axes = figure.subplots(1, len(SCORE_LABELS), sharey=True)
     for axis, (score, title) in zip(axes, SCORE_LABELS.items(), strict=True):
-        for place, (_, rows) in enumerate(models):
-            _box(axis, place, rows[score], color_of[rows["stack"][0]])
+        for line, (stack, rows) in enumerate(zip(stacks, rows_of_models, strict=True)):
+            _box(axis, line, rows[score], color_of[stack])
         axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
         axis.set(title=title, xlabel="over layers")
         axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
         axis.tick_params(axis="y", length=0)
-    lowest = min(0.0, *table.frame["symmetry"].drop_nulls().drop_nans().to_list())
-    axes[0].set(xlim=(max(-1.0, lowest - 0.05), 1), ylim=(len(models) - 0.5, -0.5))
-    axes[0].set_yticks(range(len(models)), [name for name, _ in models], fontsize=6.5)
-    axes[1].set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
+    symmetry_axis, directionality_axis = axes
+    symmetries = table.frame["symmetry"].drop_nulls().drop_nans().to_list()
+    left_end = max(-1.0, min(0.0, *symmetries) - 0.05)
+    symmetry_axis.set(xlim=(left_end, 1), ylim=(len(names) - 0.5, -0.5))
+    symmetry_axis.set_yticks(range(len(names)), names, fontsize=6.5)
+    directionality_axis.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
     handles = [Patch(color=color, label=stack) for stack, color in color_of.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
 
 
-def _box(axis: Axes, place: int, scores: pl.Series, color: str) -> None:
-    """Draw the quartiles of scores as a box at a place, their median, and their range as a line."""
+def _box(axis: Axes, line: int, scores: pl.Series, color: str) -> None:
+    """Draw the quartiles of scores as a box, their median as a mark, and their range as a line."""
     values = scores.drop_nulls().drop_nans().to_numpy()
     if not len(values):
         return
-    low, first, median, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
-    axis.hlines(place, low, high, color=color, linewidth=0.9)
-    axis.barh(place, third - first, left=first, height=0.62, color=color, alpha=0.55, linewidth=0)
-    axis.plot(median, place, "|", color=color, markersize=7, markeredgewidth=1.6)
+    lowest, first, median, third, highest = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+    axis.hlines(line, lowest, highest, color=color, linewidth=0.9)
+    axis.barh(line, third - first, left=first, height=0.62, color=color, alpha=0.55, linewidth=0)
+    axis.plot(median, line, "|", color=color, markersize=7, markeredgewidth=1.6)
 
 
 def _layer_curves(table: ScoreRows) -> Figure:
@@ -617,13 +619,14 @@ def _heads(table: ScoreRows) -> Figure:
 
 def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesImage:
     """Return a column of rows of heads as a map, layers down and heads across."""
-    layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
-    values = np.full((layer.max() + 1, head.max() + 1), np.nan)
-    values[layer, head] = rows[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    layers = rows["layer"].to_numpy()
+    heads = rows["head"].to_numpy()
+    values = np.full((layers.max() + 1, heads.max() + 1), np.nan)
+    values[layers, heads] = rows[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    image = axis.imshow(values, aspect="auto", interpolation="nearest", **look)
     axis.set_xlabel("head")
-    drawn = axis.imshow(values, aspect="auto", interpolation="nearest", **look)
     axis.locator_params(integer=True, min_n_ticks=1)
-    return drawn
+    return image
 
 
 def head_maps(

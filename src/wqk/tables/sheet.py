@@ -63,12 +63,16 @@ def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
     if value is None or value != value:
         return Text(" " * (2 * cells + 1))
     middle, whole, left_half, right_half = ASCII if ascii_only else BLOCKS
-    count, half = divmod(min(2 * cells, round(abs(value) * 2 * cells)), 2)
+    half_cells = min(2 * cells, round(abs(value) * 2 * cells))
+    length, has_half = divmod(half_cells, 2)
+    empty = " " * cells
     if value >= 0:
-        right = (whole * count + left_half * half).ljust(cells)
-        return Text.assemble(" " * cells, (middle, "dim"), (right, POSITIVE))
-    left = (right_half * half + whole * count).rjust(cells)
-    return Text.assemble((left, NEGATIVE), (middle, "dim"), " " * cells)
+        end = left_half if has_half else ""
+        right = (whole * length + end).ljust(cells)
+        return Text.assemble(empty, (middle, "dim"), (right, POSITIVE))
+    end = right_half if has_half else ""
+    left = (end + whole * length).rjust(cells)
+    return Text.assemble((left, NEGATIVE), (middle, "dim"), empty)
 
 
 LATEX = str.maketrans(

@@ -128,8 +128,10 @@ def float8_matrix(
         scales = powers_of_two(stored["scales"]) if exponents else stored["scales"]
         if scales.size == 1:
             return np.asarray(stored["codes"] * scales.reshape(()).astype(np.float32))
-        columns = np.arange(info.shape[1]) // sides[1]
-        return scaled(stored["codes"], scales.reshape(shape)[rows // sides[0]], None, columns)
+        scale_rows = rows // sides[0]
+        scale_columns = np.arange(info.shape[1]) // sides[1]
+        scales_of_rows = scales.reshape(shape)[scale_rows]
+        return scaled(stored["codes"], scales_of_rows, None, scale_columns)
 
     return module.matrix(
         info.dtype,

@@ -238,10 +238,11 @@ def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     unsigned = np.ascontiguousarray(packed).view(np.uint32)
     if bits == 3:  # codes lie across words, and the library adds code by code
         codes = (unpacked(unsigned, 3, count) + 1) & 7
-        single = (codes[..., None] >> np.arange(3)) & 1
-        flat = single.reshape(len(unsigned), -1).astype(np.uint8)
-        return np.packbits(flat, axis=1, bitorder="little").view(np.uint32)
-    return unsigned + np.uint32(sum(1 << at for at in range(0, 32, bits)))
+        bits_of_codes = (codes[..., None] >> np.arange(3)) & 1
+        row_bits = bits_of_codes.reshape(len(unsigned), -1).astype(np.uint8)
+        return np.packbits(row_bits, axis=1, bitorder="little").view(np.uint32)
+    ones = sum(1 << position for position in range(0, 32, bits))
+    return unsigned + np.uint32(ones)
 
 
 def _open_awq(module: Module, settings: GptqSettings) -> QuantizedMatrix:

@@ -133,20 +133,25 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
             raise CheckpointError(f"{module.name(ending)} must be there, and small")
     layout = _layout(module)
     _refuse_switches(module)
-    inputs, width, bits = layout.inputs, layout.width, layout.bits
+    inputs = layout.inputs
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        row, column = np.divmod(rows[:, None] * inputs + np.arange(inputs), width)
-        place, at = np.divmod(row, layout.steps)
-        shift = bits * (layout.in_word - 1 - place)
-        codes = stored["W_q"][at, column] >> shift & (2**bits - 1)
+        # Positions of the values in the matrix of groups, row by row.
+        positions = rows[:, None] * inputs + np.arange(inputs)
+        row, column = np.divmod(positions, layout.width)
+        # A word holds codes of rows that are `steps` apart, the first row in the highest bits.
+        place_in_word, word_row = np.divmod(row, layout.steps)
+        words = stored["W_q"][word_row, column]
+        shifts = layout.bits * (layout.in_word - 1 - place_in_word)
+        codes = words >> shifts & (2**layout.bits - 1)
         group = row if layout.by_row else column
-        scale, zero = stored["scale"].reshape(-1), stored["zero"].reshape(-1)
-        return np.asarray((codes.astype(np.float32) - zero[group]) * scale[group])
+        scales = stored["scale"].reshape(-1)[group]
+        zeros = stored["zero"].reshape(-1)[group]
+        return np.asarray((codes.astype(np.float32) - zeros) * scales)
 
     # The small tensors were read already; they count among the bytes of the matrix.
     endings = [c.ending for c in HQQ.companions if c is not BIAS and module.has(c.ending)]
-    shared = width if layout.by_row else layout.count
+    shared = layout.width if layout.by_row else layout.count
     return module.matrix(
         f"HQQ {layout.used_bits:.3g}-bit",
         (layout.outputs, inputs),
