@@ -14,7 +14,6 @@ from wqk.tables.rendering import HEADLINE, label
 from wqk.tables.sheet import Bar, Sheet
 
 if TYPE_CHECKING:
-    from IPython.display import DisplayHandle
     from rich.console import Console
 
     from wqk.tables.score_table import ScoreTable
@@ -63,16 +62,17 @@ class NotebookDisplay:
     """
 
     def __init__(self) -> None:
-        self._handle: DisplayHandle | None = None
+        self._handle: Any = None  # of IPython, which has no types
 
     def __call__(self, table: ScoreTable) -> None:
         """Show a table in place of the previous one."""
-        from IPython.display import DisplayHandle
+        import IPython
 
         medians = RecentMedians(table)
         formats = {"text/plain": repr(medians), "text/html": medians._repr_html_()}
         if self._handle is None:
-            self._handle = DisplayHandle()
+            display: Any = IPython.display
+            self._handle = display.DisplayHandle()
             self._handle.display(formats, raw=True)
         else:
             self._handle.update(formats, raw=True)
