@@ -30,7 +30,7 @@ def options_of(verb: click.Command) -> set[str]:
 
 
 def test_no_name_is_guessed_for_two_things() -> None:
-    names = [name for guess in GUESSES for name in guess.names.split()]
+    names = [name for guess in GUESSES for name in guess.names]
     assert sorted(names) == sorted(set(names))
 
 
@@ -39,7 +39,7 @@ def test_every_option_that_advice_names_exists() -> None:
         "--directions",
     }
     for guess in OPTION_GUESSES:
-        assert set(guess.options.split()) <= options, guess
+        assert set(guess.options) <= options, guess
         assert guess.options or guess.advice, guess
 
 

@@ -22,7 +22,7 @@ import wqk
 from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
 from wqk.live.held_out import choose
 from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, ScorePart, ScorePlace, mixed
-from wqk.live.parts import _Measurement, share_kept
+from wqk.live.parts import _PartLosses, share_kept
 from wqk.live.reflections import InputRoots, involution
 
 N = 7
@@ -420,7 +420,7 @@ def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores(
             2: {1e-6: 0.6, 1e-5: 0.5, 1e-4: 0.3, 1e-3: 0.1},
         }
     )
-    measurement = object.__new__(_Measurement)
+    measurement = object.__new__(_PartLosses)
     measurement.mixer, measurement.total = mixer, 0  # type: ignore[assignment]
     measurement.measure_controls(["encoder"], 2)
     assert measurement.control_size["size"].to_list() == pytest.approx([1.1, 1.4, 0.6])

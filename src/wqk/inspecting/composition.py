@@ -481,7 +481,7 @@ class StreamBlocks:
             terms.append("biases")
         return list(dict.fromkeys(terms))
 
-    def notes(self, kinds: Sequence[str], pairs: Sequence[_Pair]) -> list[str]:
+    def notes(self, kinds: Sequence[str], pairs: Sequence[_BlockPair]) -> list[str]:
         """Name the heads that are not among the pairs, with the reasons."""
         paired = {(pair.kind, pair.reader.stack, pair.reader.kind) for pair in pairs}
         notes = []
@@ -562,7 +562,7 @@ def _pairs(
     kinds: Sequence[str],
     fixed: Mapping[Stream, np.ndarray],
     on_progress: Callable[[int, int], None] | None,
-) -> Iterator[_Pair]:
+) -> Iterator[_BlockPair]:
     """Yield every kind of every pair of blocks.
 
     The blocks are divided into batches of writers that fit into memory. For each batch, the batch
@@ -657,7 +657,7 @@ class _Reader(NamedTuple):
 
 def _chained(
     writers: Sequence[tuple[AttentionPlan, End]], readers: Sequence[_Reader]
-) -> Iterator[_Pair]:
+) -> Iterator[_BlockPair]:
     """Yield the pairs of writing blocks and the reading blocks that they feed."""
     pairs: list[tuple[int, int]] = []
     for m, reader in enumerate(readers):
@@ -666,10 +666,10 @@ def _chained(
         [end for _, end in writers], [reader.end for reader in readers], pairs, usable_cores()
     )
     for (n, m), scores in zip(pairs, scored, strict=True):
-        yield _Pair(readers[m].kind, writers[n][0], readers[m].plan, scores)
+        yield _BlockPair(readers[m].kind, writers[n][0], readers[m].plan, scores)
 
 
-class _Pair(NamedTuple):
+class _BlockPair(NamedTuple):
     """Two blocks, and the compositions of their heads."""
 
     kind: str
@@ -712,7 +712,7 @@ class _Pair(NamedTuple):
         }
 
 
-def _frame(pairs: Sequence[_Pair]) -> pl.DataFrame:
+def _frame(pairs: Sequence[_BlockPair]) -> pl.DataFrame:
     """All rows, with the columns of the schema that follow from the pairs."""
     columns_of_pairs = [pair.numbers for pair in pairs]
     columns = {}

@@ -43,7 +43,7 @@ from wqk.errors import CheckpointError, FormError, RunError, required_by
 from wqk.families import AttentionPlan, Composed, Place, Side
 from wqk.live.addresses import known_plans, network_of, opened_live
 from wqk.live.logits import LogitMeter, Logits
-from wqk.live.scoring import is_first_process
+from wqk.live.scoring import is_distributed, is_first_process
 from wqk.tables.run import drop_after
 from wqk.tables.sheet import Sheet
 
@@ -355,7 +355,7 @@ class Clipper:
         """Clip by the measured maxima of all processes, and hand on what was measured."""
         measured = self._meter.logits
         own_maxima, notes = _maxima(measured, self._plans, weights)
-        if self._meter.has_measured or not _is_distributed():
+        if self._meter.has_measured or not is_distributed():
             notes += [] if measured.blocks else ["no pass in training mode was measured"]
         maxima = _over_processes(own_maxima, weights, self._plans)
         notes += [f"{mixer}: left as they are" for mixer in self._left]
@@ -409,12 +409,6 @@ def _shortened(value: Any) -> str:
     except ValueError:  # an integer of too many digits
         return "an integer of more digits than Python prints"
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
-
-
-def _is_distributed() -> bool:
-    from torch import distributed
-
-    return bool(distributed.is_available() and distributed.is_initialized())
 
 
 def _scalings(
@@ -622,7 +616,7 @@ def _over_processes(
     import torch
     from torch import distributed
 
-    if not _is_distributed():
+    if not is_distributed():
         return maxima
     joined = torch.from_numpy(np.concatenate([*maxima.values()]))
     joined = joined.to(weights.current(plans[0].query.tensor).device)

@@ -328,7 +328,7 @@ def parts(
     held_out = open_held_out(loaded, tokenizer_maker, choice)
     stacks = list(dict.fromkeys(plan.stack for plan in mixer.modules.values()))
     with torch.no_grad(), mixer.installed():
-        measurement = _Measurement(mixer, held_out)
+        measurement = _PartLosses(mixer, held_out)
         if stack is not None and stack not in stacks:
             raise CheckpointError(
                 f"{opened.name}: no {stack} self-attention; it has that of: {', '.join(stacks)}"
@@ -491,7 +491,7 @@ class ControlSize:
         return self.distance <= math.log(NEAR_ENOUGH)
 
 
-class _Measurement:
+class _PartLosses:
     """Losses of parts, block by block, and the shares, slopes and curves of these losses."""
 
     def __init__(self, mixer: Mixer, held_out: HeldOut) -> None:
@@ -661,7 +661,7 @@ def _untrained(held_out: HeldOut, seed: int, family: FilePath | None) -> float |
     if model is None:
         return None
     with Mixer(open_model(model, family=family), seed).installed() as mixer:
-        measurement = _Measurement(mixer, replace(held_out, model=model))
+        measurement = _PartLosses(mixer, replace(held_out, model=model))
         stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())
         none = [measurement.losses(ScorePlace(stack), NONE).mean() for stack in stacks]
         return float(max(none) - measurement.whole.mean())

@@ -60,22 +60,26 @@ class Attention(NamedTuple):
         if self.logits is None:
             return
         *_, all_queries, all_keys = self.weights.shape
-        if queries > all_queries or keys > all_keys:
-            return
         scores = np.where(self.visible, self.logits + self.added, np.finfo(np.float64).min)
-        for first_query in sorted({0, all_queries - queries}):
-            rows = slice(first_query, first_query + queries)
-            for first_key in sorted({0, all_keys - keys}):
-                columns = np.arange(first_key, first_key + keys)
-                weights, all_scores = self.weights[:, :, rows], scores[:, :, rows]
+        for rows in _ranges_of_stream(queries, all_queries):
+            for columns in _ranges_of_stream(keys, all_keys):
+                part = (slice(None), slice(None), rows, columns)
                 yield Attention(
-                    weights[..., columns],
-                    self.logits[:, :, rows][..., columns],
-                    self.added[:, :, rows][..., columns],
-                    self.visible[:, :, rows][..., columns],
-                    other_weights=np.delete(weights, columns, axis=-1),
-                    other_scores=np.delete(all_scores, columns, axis=-1),
+                    self.weights[part],
+                    self.logits[part],
+                    self.added[part],
+                    self.visible[part],
+                    other_weights=np.delete(self.weights[:, :, rows], columns, axis=-1),
+                    other_scores=np.delete(scores[:, :, rows], columns, axis=-1),
                 )
+
+
+def _ranges_of_stream(tokens: int, all_tokens: int) -> list[slice]:
+    """Return the ranges in which the tokens of a stream may lie: the first, or the last of all."""
+    if tokens > all_tokens:
+        return []
+    starts = sorted({0, all_tokens - tokens})
+    return [slice(start, start + tokens) for start in starts]
 
 
 class Application(NamedTuple):
@@ -215,8 +219,7 @@ def fitted(
     inputs = (application.query_input, application.key_input)
     sides, shortened = [], set()
     for side, count, width in zip(inputs, (queries, keys), widths, strict=True):
-        if side.ndim == 3 and side.shape[-1] != width == side.shape[1]:
-            side = side.swapaxes(1, 2)
+        side = _with_tokens_first(side, width)
         is_longer = side.ndim == 3 and len(side) == batch and side.shape[1] >= count
         shortened.add(is_longer and side.shape[1] > count)
         if is_longer:
@@ -314,12 +317,9 @@ def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> I
     queries, keys = x.shape[-2], y.shape[-2]
     for product in products:
         *_, all_queries, all_keys = product.shape
-        if queries > all_queries or keys > all_keys:
-            continue
-        for first_query in {0, all_queries - queries}:
-            rows = slice(first_query, first_query + queries)
-            for first_key in {0, all_keys - keys}:
-                yield product[..., rows, first_key : first_key + keys]
+        for rows in _ranges_of_stream(queries, all_queries):
+            for columns in _ranges_of_stream(keys, all_keys):
+                yield product[..., rows, columns]
 
 
 def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:

@@ -142,9 +142,14 @@ def is_first_process() -> bool:
     """Return whether this is the process that scores and writes: the only one, or rank 0."""
     from torch import distributed
 
-    return not (distributed.is_available() and distributed.is_initialized()) or (
-        distributed.get_rank() == 0
-    )
+    return not is_distributed() or distributed.get_rank() == 0
+
+
+def is_distributed() -> bool:
+    """Return whether this is one of several processes that train together."""
+    from torch import distributed
+
+    return bool(distributed.is_available() and distributed.is_initialized())
 
 
 def _require_whole_parameters(model: Any) -> None:

@@ -435,7 +435,7 @@ def _on_host(batch: Any, exact: bool) -> Any:
     return batch.double() if exact else batch.float()
 
 
-class Comparison(NamedTuple):
+class AttentionCheck(NamedTuple):
     """An observed attention next to the one that is recomputed."""
 
     difference: float  # largest difference of a probability
@@ -473,7 +473,9 @@ def _blocks(
         )
 
 
-def _closest(block: Block, application: Application, sinks: np.ndarray | None) -> Comparison | None:
+def _closest(
+    block: Block, application: Application, sinks: np.ndarray | None
+) -> AttentionCheck | None:
     """Return the comparison of the observed attention that is nearest to the recomputed one."""
     comparisons = []
     for attention in _attentions(block.plan, application):
@@ -485,7 +487,7 @@ def _closest(block: Block, application: Application, sinks: np.ndarray | None) -
         if inputs is not None:
             comparisons.append(_comparison(block, attention, inputs, sinks))
     if not comparisons and application.has_other_heads:
-        return Comparison(math.inf, 0.0, None if block.plan.rule.guess else math.inf, None)
+        return AttentionCheck(math.inf, 0.0, None if block.plan.rule.guess else math.inf, None)
     return min(comparisons, key=lambda one: one.difference, default=None)
 
 
@@ -504,7 +506,7 @@ def _comparison(
     attention: Attention,
     inputs: tuple[np.ndarray, np.ndarray],
     sinks: np.ndarray | None,
-) -> Comparison:
+) -> AttentionCheck:
     """Recompute an attention from the inputs of its projections, and compare."""
     plan, (x, y) = block.plan, inputs
     rows = _token_rows(plan, attention)
@@ -515,7 +517,7 @@ def _comparison(
     contrast = _contrast(observed)
     if (x.shape[-1], y.shape[-1]) != block.groups.widths:
         largest = None if plan.rule.guess else math.inf
-        return Comparison(math.inf, contrast, largest, None)
+        return AttentionCheck(math.inf, contrast, largest, None)
     products = block.products(x, y, (np.arange(x.shape[1]), np.arange(y.shape[1])))
     scores, shown, learned = block.scores(products), attention.visible, None
     if plan.rule.guess:
@@ -535,7 +537,7 @@ def _comparison(
     largest = None
     if not plan.rule.guess:
         largest = plan.score_scale * float(np.abs(products).max())
-    return Comparison(difference, contrast, largest, learned)
+    return AttentionCheck(difference, contrast, largest, learned)
 
 
 def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:

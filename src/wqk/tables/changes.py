@@ -25,7 +25,7 @@ SMALLEST_RATIO, SMALLEST_DIFFERENCE = 1.5, 0.1
 
 
 @dataclass(frozen=True)
-class Change:
+class ScoreChange:
     """The change of one score of one layer or head.
 
     Attributes
@@ -62,7 +62,7 @@ class Change:
         return sentence
 
 
-def largest_changes(scores: pl.DataFrame) -> list[Change]:
+def largest_changes(scores: pl.DataFrame) -> list[ScoreChange]:
     """Return the largest change of each score over the steps, if it is not small.
 
     ``scores`` is the frame of a score table.
@@ -90,7 +90,7 @@ def largest_changes(scores: pl.DataFrame) -> list[Change]:
     return changes
 
 
-def _largest(frame: pl.DataFrame, score: str) -> Change | None:
+def _largest(frame: pl.DataFrame, score: str) -> ScoreChange | None:
     """Return the largest change of one score; None if it is small."""
     ordered = frame.filter(pl.col(score).is_finite()).sort("step")
     ends = ordered.group_by(PLACE, maintain_order=True).agg(
@@ -115,7 +115,7 @@ def _largest(frame: pl.DataFrame, score: str) -> Change | None:
     )
     if is_small:
         return None
-    return Change(
+    return ScoreChange(
         score=score,
         stack=row["stack"],
         kind=row["kind"],

@@ -97,7 +97,7 @@ def _int8(module: Module) -> QuantizedMatrix:
 
 
 @dataclass(frozen=True)
-class _State:
+class _QuantState:
     """The library's description of one matrix."""
 
     outputs: int
@@ -107,7 +107,7 @@ class _State:
     offset: float | None
 
 
-def _state(module: Module, ending: str, kind: str, configured: str) -> _State:
+def _state(module: Module, ending: str, kind: str, configured: str) -> _QuantState:
     values = module.description(ending)
     name = module.name(ending)
     unknown = sorted(set(values) - STATE_KEYS)
@@ -123,7 +123,7 @@ def _state(module: Module, ending: str, kind: str, configured: str) -> _State:
         case _:
             raise CheckpointError(f"{name} must be JSON with a matrix's shape and a blocksize")
     offset = values.get("nested_offset")
-    return _State(
+    return _QuantState(
         outputs,
         inputs,
         block,

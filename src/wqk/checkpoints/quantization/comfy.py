@@ -47,14 +47,14 @@ ROTATED_COLUMNS = 256
 
 
 @dataclass(frozen=True)
-class _Description:
+class _WeightFormat:
     """The format of one weight, and the columns of a rotated group; 0 if it is not rotated."""
 
     format: str
     rotated: int
 
 
-def _description(values: Mapping[str, Any], name: str) -> _Description:
+def _description(values: Mapping[str, Any], name: str) -> _WeightFormat:
     """Read the description of one weight; `CheckpointError` for what is not read."""
     kind = values.get("format")
     if kind not in FORMATS:
@@ -67,12 +67,12 @@ def _description(values: Mapping[str, Any], name: str) -> _Description:
     if unknown or rotated not in (True, False):
         raise CheckpointError(f"{name}: {shown(unknown or rotated)} is not known")
     if not rotated:
-        return _Description(kind, 0)
+        return _WeightFormat(kind, 0)
     if kind != "int8_tensorwise" or not _is_power_of_four(columns):
         raise CheckpointError(
             f"{name}: a rotation of {shown(kind)} in groups of {shown(columns)} is not read"
         )
-    return _Description(kind, columns)
+    return _WeightFormat(kind, columns)
 
 
 def require_described(source: Source) -> None:

@@ -241,8 +241,8 @@ def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
         bits_of_codes = (codes[..., None] >> np.arange(3)) & 1
         row_bits = bits_of_codes.reshape(len(unsigned), -1).astype(np.uint8)
         return np.packbits(row_bits, axis=1, bitorder="little").view(np.uint32)
-    ones = sum(1 << position for position in range(0, 32, bits))
-    return unsigned + np.uint32(ones)
+    one_in_each = sum(1 << position for position in range(0, 32, bits))
+    return unsigned + np.uint32(one_in_each)
 
 
 def _open_awq(module: Module, settings: GptqSettings) -> QuantizedMatrix:

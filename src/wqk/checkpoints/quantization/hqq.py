@@ -39,7 +39,7 @@ SWITCHES = (".quant_scale", ".quant_zero", ".view_as_float", ".offload_meta")
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _MatrixSizes:
     """Sizes of one matrix, from its small tensors."""
 
     outputs: int
@@ -57,7 +57,7 @@ class _Layout:
         return self.outputs * self.inputs // self.width
 
 
-def _layout(module: Module) -> _Layout:
+def _layout(module: Module) -> _MatrixSizes:
     """Read the sizes of a matrix; `CheckpointError` if its tensors do not fit together."""
     packing, shape, stored_bits = (
         module.small(ending) for ending in (".packing", ".shape", ".nbits")
@@ -84,7 +84,7 @@ def _layout(module: Module) -> _Layout:
         )
     axis = _axis(module, axes)
     _require_group(module, width if axis else count)
-    return _Layout(outputs, inputs, bits, in_word, used, steps, width, by_row=axis == 1)
+    return _MatrixSizes(outputs, inputs, bits, in_word, used, steps, width, by_row=axis == 1)
 
 
 def _axis(module: Module, fitting: list[int]) -> int:
@@ -141,9 +141,9 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
         row, column = np.divmod(positions, layout.width)
         # A word holds codes of rows that are `steps` apart, the first row in the highest bits.
         place_in_word, word_row = np.divmod(row, layout.steps)
-        words = stored["W_q"][word_row, column]
+        stored_words = stored["W_q"][word_row, column]
         shifts = layout.bits * (layout.in_word - 1 - place_in_word)
-        codes = words >> shifts & (2**layout.bits - 1)
+        codes = stored_words >> shifts & (2**layout.bits - 1)
         group = row if layout.by_row else column
         scales = stored["scale"].reshape(-1)[group]
         zeros = stored["zero"].reshape(-1)[group]
