@@ -297,7 +297,8 @@ def test_tensors_of_a_dropped_layer_have_one_cause_with_it() -> None:
     (cause,) = comparison.causes
     assert "layer 1 is missing, and layer 1 has those of layer 2" in cause.mismatch.reason
     assert comparison.unexplained == ()
-    assert comparison.repair == ""
+    assert comparison.repair.startswith('config["num_hidden_layers"] = 3')
+    assert "for layer, source in ((2, 1),):" in comparison.repair
 
 
 def test_a_head_that_contradicts_its_configuration_is_reported() -> None:

@@ -170,7 +170,7 @@ class Arrays(MutableMapping[str, Any]):
         self.changed[name] = np.ascontiguousarray(array, dtype)
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("a repair deletes no tensor")
+        raise TypeError("only layers of files are removed, not arrays")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

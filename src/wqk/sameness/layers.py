@@ -44,7 +44,7 @@ def with_moved_layers(
     causes: dict[tuple[str, str], Mismatch] = {}
     for stack, kind in {(place.stack, place.kind) for place in alone}:
         members = [block for block in blocks if (block.stack, block.kind) == (stack, kind)]
-        cause = _cause_of_stack([_Moved(block.layer, _source_of(block)) for block in members])
+        cause = _cause_of_stack([_Moved(block.layer, source_of(block)) for block in members])
         if cause is not None:
             causes[stack, kind] = cause
     explained = []
@@ -58,7 +58,7 @@ def _explained(block: BlockComparison, cause: Mismatch) -> BlockComparison:
     """Return a block with the cause of its stack, if the block is new or has moved."""
     if block.layer in cause.facts["new"]:
         return replace(block, mismatches=(cause,))
-    source = _source_of(block)
+    source = source_of(block)
     if source is None or source == block.layer:
         return block
     cause = replace(cause, facts={**cause.facts, "other_layer": source})
@@ -82,7 +82,7 @@ def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> 
     """
     prefixes = {}
     for (plan, _), block in zip(pairs, blocks, strict=True):
-        source = _source_of(block) if _moved_cause(block) else None
+        source = source_of(block) if moved_cause(block) else None
         prefix = layer_of(plan.query.tensor)
         if source is not None and prefix:
             prefixes[prefix] = prefix.replace(f".{plan.layer}.", f".{source}.")
@@ -114,7 +114,7 @@ def with_tensors_of_layers(
     tensors: Mapping[str, str] = dict.fromkeys(names, "tensor")
     explained = []
     for block in blocks:
-        cause = _moved_cause(block)
+        cause = moved_cause(block)
         if cause is not None:
             extended = replace(cause, facts={**cause.facts, "tensors": tensors})
             further = [mismatch for mismatch in block.mismatches if mismatch is not cause]
@@ -123,7 +123,7 @@ def with_tensors_of_layers(
     return explained
 
 
-def _moved_cause(block: BlockComparison) -> Mismatch | None:
+def moved_cause(block: BlockComparison) -> Mismatch | None:
     """Return the cause of a layer that moved because others were dropped or repeated."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER and "missing" in cause.facts:
@@ -131,7 +131,7 @@ def _moved_cause(block: BlockComparison) -> Mismatch | None:
     return None
 
 
-def _source_of(block: BlockComparison) -> int | None:
+def source_of(block: BlockComparison) -> int | None:
     """Return the source of a block; None if the weights are no layer's as a whole."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER:

@@ -38,6 +38,7 @@ class Kind(StrEnum):
     EXCHANGED = "transposed"
     TENSOR = "another tensor's weights"
     LAYER = "another layer's weights"
+    LAYERS = "other layers"
     STRANGERS = "heads of other weights"
     COPIES = "heads copied from others"
     AVERAGED = "heads averaged"

@@ -27,6 +27,7 @@ from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.execution import Tensor, as_tensors, run
 from wqk.sameness.expected import Expected, added_biases
 from wqk.sameness.merges import adapted
+from wqk.sameness.repairs import Renumber
 from wqk.sameness.rewritten_files import TYPES, FileTensors, TensorLocation, places_in
 from wqk.sameness.weights import Pair, form_parts
 from wqk.sameness.written_repair import WrittenRepair
@@ -147,7 +148,8 @@ def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]
         )
     unexplained = [cause.mismatch.reason for cause in comparison.causes if not cause.mismatch.steps]
     unexplained += [str(tensor) for tensor in comparison.unrepaired]
-    unexplained += [f"blocks only in {name}" for name, places, _ in comparison.alone if places]
+    if not any(isinstance(step, Renumber) for step in comparison.steps):
+        unexplained += [f"blocks only in {name}" for name, places, _ in comparison.alone if places]
     if unexplained:
         listed = "; ".join(unexplained[:3]) + ("; …" if len(unexplained) > 3 else "")
         raise CheckpointError(f"--repair: no repair is known of: {listed}; nothing was written")
@@ -211,6 +213,7 @@ def write_repaired(
         added=tuple(tensors.added),
         supplied=tuple(dict.fromkeys(reference.supplied)),
         settings=changes_settings,
+        removed=tuple(tensors.removed),
     )
 
 

@@ -230,6 +230,80 @@ class ForLayers:
 
 
 @dataclass(frozen=True)
+class Renumber:
+    """Layers of a stack that get other numbers, are taken from the reference, or are removed.
+
+    Attributes
+    ----------
+    start
+        The names of the tensors of all layers before the layer's number.
+    endings
+        The names of a layer's tensors after the number.
+    moves
+        The new and the old number of each layer that moves, in the order of the moves.
+    taken
+        Numbers of the layers that are taken from the reference.
+    removed
+        Numbers of the layers that are removed.
+    """
+
+    start: str
+    endings: tuple[str, ...]
+    moves: tuple[tuple[int, int], ...] = ()
+    taken: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+    @property
+    def edited(self) -> tuple[str, ...]:
+        """The tensors that the step edits."""
+        layers = [*(target for target, _ in self.moves), *self.taken, *self.removed]
+        return tuple(f"{self.start}{layer}.{ending}" for layer in layers for ending in self.endings)
+
+    def code(self) -> str:
+        """Return the step as lines of PyTorch.
+
+        Examples
+        --------
+        >>> print(Renumber("h.", ("a", "b"), ((3, 2),), taken=(2,)).code())
+        endings = (
+            "a",
+            "b",
+        )
+        for layer, source in ((3, 2),):
+            for ending in endings:
+                tensors[f"h.{layer}.{ending}"] = tensors[f"h.{source}.{ending}"]
+        for layer in (2,):
+            for ending in endings:
+                name = f"h.{layer}.{ending}"
+                tensors[name] = reference[name]
+        """
+        target = f'f"{self.start}{{layer}}.{{ending}}"'
+        source = f'f"{self.start}{{source}}.{{ending}}"'
+        listed = "".join(f"    {quoted(ending)},\n" for ending in self.endings)
+        lines = [f"endings = (\n{listed})"]
+        if self.moves:
+            lines += [
+                f"for layer, source in {self.moves}:",
+                "    for ending in endings:",
+                f"        tensors[{target}] = tensors[{source}]",
+            ]
+        if self.taken:
+            lines += [
+                f"for layer in {_sequence(self.taken)}:",
+                "    for ending in endings:",
+                f"        name = {target}",
+                "        tensors[name] = reference[name]",
+            ]
+        if self.removed:
+            lines += [
+                f"for layer in {_sequence(self.removed)}:",
+                "    for ending in endings:",
+                f"        del tensors[{target}]",
+            ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class Setting:
     """A setting of the configuration, by the keys that lead to it; None as its value removes it."""
 
@@ -270,8 +344,10 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Join changes of several tensors by one edit; settings come first, each once."""
     steps = [*steps]
     settings = {step.code(): step for step in steps if isinstance(step, Setting)}
+    renumbered = {step.code(): step for step in steps if isinstance(step, Renumber)}
     moves = {move.code(): move for step in steps for move in _moves(step)}
-    return (*settings.values(), *_looped(moves.values()), *_joined_changes(steps))
+    first: list[Step] = [*settings.values(), *renumbered.values()]
+    return (*first, *_looped(moves.values()), *_joined_changes(steps))
 
 
 def _moves(step: Step) -> list[Exchange | Recut]:
@@ -411,4 +487,4 @@ def _sequence(layers: Sequence[int]) -> str:
     if len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1)):
         first = f"{layers[0]}, " if layers[0] else ""
         return f"range({first}{layers[-1] + 1})"
-    return f"({', '.join(map(str, layers))})"
+    return f"({', '.join(map(str, layers))}{',' if len(layers) == 1 else ''})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +109,8 @@ class FileTensors(MutableMapping[str, Any]):
         Names of the tensors that were written.
     added
         Names of the tensors that the files lacked.
+    removed
+        Names of the tensors that were removed.
     """
 
     def __init__(
@@ -119,8 +121,11 @@ class FileTensors(MutableMapping[str, Any]):
         self._stored_names = dict(stored_names)
         # The shard of each tensor that is kept in a file of its own.
         self._shards: dict[str, Path] = {}
+        # The shard of each tensor that is removed.
+        self._removed_from: dict[str, Path] = {}
         self.changed: list[str] = []
         self.added: list[str] = []
+        self.removed: list[str] = []
 
     def __getitem__(self, name: str) -> Tensor:
         return Tensor(read_place(self._places[name]))
@@ -177,14 +182,20 @@ class FileTensors(MutableMapping[str, Any]):
         by_shard: dict[Path, dict[str, TensorLocation]] = {}
         for name, shard in self._shards.items():
             by_shard.setdefault(shard, {})[self._stored_names[name]] = self._places[name]
-        for shard, places in by_shard.items():
-            _rewrite(shard, places)
+        removed_by_shard: dict[Path, list[str]] = {}
+        for name, shard in self._removed_from.items():
+            removed_by_shard.setdefault(shard, []).append(self._stored_names[name])
+        shards = dict.fromkeys([*by_shard, *removed_by_shard])
+        for shard in shards:
+            _rewrite(shard, by_shard.get(shard, {}), removed_by_shard.get(shard, ()))
         shutil.rmtree(self._folder / PENDING, ignore_errors=True)
-        if by_shard:
+        if shards:
             _update_index(self._folder)
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("a repair deletes no tensor")
+        place = self._places.pop(name)
+        self._removed_from[name] = self._shards.pop(name, place.path)
+        self.removed.append(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -193,13 +204,16 @@ class FileTensors(MutableMapping[str, Any]):
         return len(self._places)
 
 
-def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation]) -> None:
-    """Write a shard with other tensors in the places of some of its own, and with further ones."""
+def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation], removed: Collection[str]) -> None:
+    """Write a shard with other tensors in the places of some of its own, and with further ones.
+
+    ``removed`` are tensors that the shard loses.
+    """
     header, _ = _header_of(shard)
     metadata = header.pop("__metadata__", None)
     stored = places_in(shard)
     # Tensors keep the order of their bytes; added ones come last.
-    names = sorted(stored, key=lambda name: stored[name].start)
+    names = sorted(stored.keys() - removed, key=lambda name: stored[name].start)
     places = {name: replaced.get(name, stored[name]) for name in names} | dict(replaced)
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
@@ -236,11 +250,15 @@ def _update_index(folder: Path) -> None:
     for index in folder.rglob("*.safetensors.index.json"):
         content = json.loads(index.read_text(encoding="utf-8"))
         sizes = 0
+        stored: set[str] = set()
         for shard in sorted(set(content["weight_map"].values())):
             places = places_in(index.parent / shard)
             sizes += sum(place.end - place.start for place in places.values())
+            stored.update(places)
             for name in places:
                 content["weight_map"].setdefault(name, shard)
+        for name in content["weight_map"].keys() - stored:
+            del content["weight_map"][name]
         metadata = content.get("metadata")
         if isinstance(metadata, dict) and "total_size" in metadata:
             metadata["total_size"] = sizes

@@ -23,6 +23,7 @@ from wqk.sameness.comparisons import BlockComparison, Cause
 from wqk.sameness.contents import TensorComparison, paired_names
 from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import in_candidates_terms
+from wqk.sameness.layer_repairs import with_layer_repairs
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.outside import Scope, compare_outside
 from wqk.sameness.positions import GUESSED, is_guessed
@@ -148,6 +149,8 @@ def same(
     if layers is None:
         shares += merged_shares([model.checkpoint for model in models], names)
     explained = _explained(models, alignment, names, blocks, outside.tensors, shares)
+    if layers is None:
+        explained = _with_layer_repairs(models, alignment, explained)
     settings = settings_that_differ(models, everything)
     is_guess = is_guessed(alignment.pairs)
     notes += [*notes_on_views, *notes_on(models, alignment, comparer.notes)]
@@ -273,6 +276,16 @@ def _explained(
         models[1], alignment.pairs, explained.blocks, explained.tensors
     )
     return Explained(blocks, tensors, (*causes_of_turned, *explained.causes))
+
+
+def _with_layer_repairs(
+    models: Sequence[Model], alignment: Alignment, explained: Explained
+) -> Explained:
+    """Add the repairs of stacks of which layers are missing or added."""
+    blocks, causes = with_layer_repairs(
+        models, alignment.pairs, explained.blocks, alignment.missing, alignment.added
+    )
+    return Explained(blocks, explained.tensors, (*explained.causes, *causes))
 
 
 def _with_merges(

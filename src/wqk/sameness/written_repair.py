@@ -24,6 +24,8 @@ class WrittenRepair:
         Tensors whose numbers the reference had to supply.
     settings
         Whether the configuration was changed.
+    removed
+        Tensors that were removed.
     verdict
         Of the comparison of the copy with the reference.
     sentence
@@ -35,6 +37,7 @@ class WrittenRepair:
     added: tuple[str, ...]
     supplied: tuple[str, ...]
     settings: bool
+    removed: tuple[str, ...] = ()
     verdict: Verdict = Verdict.NOT_DECIDED
     sentence: str = ""
 
@@ -45,8 +48,14 @@ class WrittenRepair:
         if self.settings:
             changes.append("the configuration")
         text = f"Repaired: {self.folder}, with {' and '.join(changes)} changed."
-        if self.added:
-            text += f" Added from the reference: {few(self.added)}."
+        moved = [name for name in self.added if name not in self.supplied]
+        if moved:
+            text += f" Added: {few(moved)}."
+        added = [name for name in self.added if name in self.supplied]
+        if added:
+            text += f" Added from the reference: {few(added)}."
+        if self.removed:
+            text += f" Removed: {few(self.removed)}."
         supplied = [name for name in self.supplied if name not in self.added]
         if supplied:
             text += f" Taken from the reference: {few(supplied)}."

@@ -1,0 +1,243 @@
+"""Repairs of stacks that lost, repeat or gained layers: layers are renumbered, added and removed.
+
+A layer of the reference that the candidate has under another number gets its number back. A layer
+that the candidate lacks is taken from the reference. All tensors of a layer move, also those that
+were not compared; therefore a repair is only known where every one of them is its source's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from wqk._console import spans
+from wqk.checkpoints import Checkpoint, Part
+from wqk.families import AttentionPlan, Place
+from wqk.model import Model
+from wqk.sameness.comparisons import BlockComparison, Cause
+from wqk.sameness.contents import compare_stored
+from wqk.sameness.layers import moved_cause, source_of
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.repairs import Renumber, Setting, Step
+from wqk.sameness.tensor_roles import layer_of
+from wqk.sameness.weights import Pair
+
+
+class _Stack(NamedTuple):
+    """A stack of layers of both models, some of which only one of the two has.
+
+    Attributes
+    ----------
+    plan
+        The plan of a block that both models have.
+    pairs, blocks
+        The pairs of blocks of the stack, and their comparisons.
+    missing, added
+        Numbers of the layers that only the reference has, and that only the candidate has.
+    """
+
+    plan: AttentionPlan
+    pairs: list[Pair]
+    blocks: list[BlockComparison]
+    missing: list[int]
+    added: list[int]
+
+    @property
+    def holders(self) -> dict[int, int]:
+        """The candidate's layer that has the weights of each of the reference's layers."""
+        holders: dict[int, int] = {}
+        for block in self.blocks:
+            source = source_of(block)
+            if source is not None:
+                holders.setdefault(source, block.layer)
+        return holders
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the reference's layers."""
+        return sorted([*(block.layer for block in self.blocks), *self.missing])
+
+
+def with_layer_repairs(
+    models: Sequence[Model],
+    pairs: Sequence[Pair],
+    blocks: Sequence[BlockComparison],
+    missing: Sequence[Place],
+    added: Sequence[Place],
+) -> tuple[list[BlockComparison], list[Cause]]:
+    """Add the repair of each stack of which layers are missing or added.
+
+    Parameters
+    ----------
+    models
+        The reference and the candidate.
+    pairs, blocks
+        The pairs of blocks, and their comparisons, with the causes of layers that moved.
+    missing, added
+        The blocks that only the reference has, and that only the candidate has.
+
+    Returns
+    -------
+    tuple
+        The blocks, and the causes of stacks that lack, or have more of, the last layers.
+    """
+    explained = [*blocks]
+    causes: list[Cause] = []
+    for stack in _stacks(pairs, blocks, missing, added):
+        steps = _steps(models, stack)
+        if not steps:
+            continue
+        members = {block.place for block in stack.blocks if moved_cause(block) is not None}
+        if not members:
+            causes.append(_cause_of_ends(stack, steps))
+        for number, block in enumerate(explained):
+            if block.place in members:
+                explained[number] = _with_steps(block, steps)
+    return explained, causes
+
+
+def _stacks(
+    pairs: Sequence[Pair],
+    blocks: Sequence[BlockComparison],
+    missing: Sequence[Place],
+    added: Sequence[Place],
+) -> Iterator[_Stack]:
+    """Yield the stacks that have layers in one model alone, and some in both."""
+    for stack, kind in dict.fromkeys((place.stack, place.kind) for place in (*missing, *added)):
+        members = [
+            (pair, block)
+            for pair, block in zip(pairs, blocks, strict=True)
+            if (block.stack, block.kind) == (stack, kind)
+        ]
+        if members:
+            yield _Stack(
+                plan=members[0][0][0],
+                pairs=[pair for pair, _ in members],
+                blocks=[block for _, block in members],
+                missing=[place.layer for place in missing if place[:2] == (stack, kind)],
+                added=[place.layer for place in added if place[:2] == (stack, kind)],
+            )
+
+
+def _cause_of_ends(stack: _Stack, steps: tuple[Step, ...]) -> Cause:
+    """Return the cause of a stack that ends earlier or later than the reference's."""
+    layers = stack.missing or stack.added
+    noun = "layer" if len(layers) == 1 else "layers"
+    verb = "is" if len(layers) == 1 else "are"
+    predicate = "missing" if stack.missing else "added"
+    reason = f"{noun} {spans(layers)} {verb} {predicate}"
+    places = tuple(Place(stack.plan.stack, stack.plan.kind, layer) for layer in layers)
+    return Cause(Mismatch(Kind.LAYERS, reason, steps), places)
+
+
+def _with_steps(block: BlockComparison, steps: tuple[Step, ...]) -> BlockComparison:
+    """Return a block whose cause, a layer that moved, has the steps of its stack."""
+    mismatches = [
+        replace(cause, steps=steps) if cause is moved_cause(block) else cause
+        for cause in block.mismatches
+    ]
+    return replace(block, mismatches=tuple(mismatches))
+
+
+def _steps(models: Sequence[Model], stack: _Stack) -> tuple[Step, ...]:
+    """Return the steps that give a stack its layers back; none if these are not all known."""
+    has_other_causes = any(_has_other_causes(block) for block in stack.blocks)
+    renumber = None if has_other_causes else _renumbered(models, stack)
+    if renumber is None:
+        return ()
+    settings = _settings(models, stack)
+    return (*settings, renumber) if settings else ()
+
+
+def _has_other_causes(block: BlockComparison) -> bool:
+    """Return whether more than settings and a move of layers explains a block."""
+    kinds = {cause.verdict for cause in block.mismatches if cause is not moved_cause(block)}
+    return not kinds <= {Kind.SETTING}
+
+
+def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
+    """Return the step that moves, takes and removes layers; None if a tensor has another source."""
+    prefix = layer_of(stack.plan.query.tensor)
+    start = prefix.removesuffix(f"{stack.plan.layer}.")
+    if start == prefix:
+        return None
+    reference, candidate = (model.checkpoint for model in models)
+    holders = stack.holders
+    endings = _endings(reference, f"{start}{stack.layers[0]}.")
+    for layer in stack.layers:
+        if _endings(reference, f"{start}{layer}.") != endings:
+            return None
+    for source, holder in holders.items():
+        prefixes = f"{start}{source}.", f"{start}{holder}."
+        if not _are_equal((reference, candidate), *prefixes, endings):
+            return None
+    # Layers that only the candidate has may be the reference's, pushed back by a new one.
+    for source in stack.layers:
+        for holder in stack.added:
+            prefixes = f"{start}{source}.", f"{start}{holder}."
+            if source not in holders and _are_equal((reference, candidate), *prefixes, endings):
+                holders[source] = holder
+    moves = [
+        (layer, holders[layer]) for layer in stack.layers if holders.get(layer, layer) != layer
+    ]
+    # A layer is read before another one takes its place.
+    if any(layer > holder for layer, holder in moves):
+        moves.reverse()
+    return Renumber(
+        start=start,
+        endings=tuple(endings),
+        moves=tuple(moves),
+        taken=tuple(layer for layer in stack.layers if layer not in holders),
+        removed=tuple(stack.added),
+    )
+
+
+def _endings(checkpoint: Checkpoint, prefix: str) -> list[str]:
+    """Return the sorted names of a layer's tensors after their common beginning."""
+    names = [name for name in checkpoint.tensors() if name.startswith(prefix)]
+    return sorted(name.removeprefix(prefix) for name in names)
+
+
+def _are_equal(
+    checkpoints: Sequence[Checkpoint], source: str, holder: str, endings: Sequence[str]
+) -> bool:
+    """Return whether a layer of the candidate has the tensors of a layer of the reference."""
+    if _endings(checkpoints[1], holder) != endings:
+        return False
+    for ending in endings:
+        parts = Part(source + ending), Part(holder + ending)
+        shapes = {
+            checkpoint.info(part.name).shape
+            for checkpoint, part in zip(checkpoints, parts, strict=True)
+        }
+        if len(shapes) > 1 or not compare_stored(checkpoints, parts).outcome.same:
+            return False
+    return True
+
+
+def _settings(models: Sequence[Model], stack: _Stack) -> list[Setting]:
+    """Return the settings of the number of layers, and of lists with an entry for each layer."""
+    section = stack.plan.rule.config
+    reference, candidate = (_section(model.checkpoint.config, section) for model in models)
+    depths = len(stack.layers), len(stack.layers) - len(stack.missing) + len(stack.added)
+    path = (section,) if section else ()
+    counts = [
+        Setting((*path, str(key)), reference[key])
+        for key in stack.plan.rule.layers
+        if reference.get(key) == depths[0] and candidate.get(key) == depths[1]
+    ]
+    lists = []
+    for key, value in candidate.items():
+        expected = reference.get(key)
+        if not (isinstance(value, list) and isinstance(expected, list)):
+            continue
+        if (len(expected), len(value)) == depths and expected != value:
+            lists.append(Setting((*path, key), expected))
+    return [*counts, *lists] if counts else []
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a configuration; all of it without a name."""
+    section = config.get(name, {}) if name else config
+    return section if isinstance(section, Mapping) else {}
