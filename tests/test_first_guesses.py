@@ -307,6 +307,10 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.scan({"model": net.state_dict()}), CheckpointError, "under 'model'"),
         Mistake(lambda: wqk.open(str(ref)[:-2] + "r"), CheckpointError, "did you mean"),
         Mistake(lambda: wqk.same(ref, other_ref).reasons, AttributeError, "did you mean 'causes'"),
+        Mistake(lambda: wqk.scan(ref).sort_values, AttributeError, 'frame.sort("symmetry"'),
+        Mistake(lambda: wqk.scan(ref).groupby, AttributeError, "'to_pandas().groupby'"),
+        Mistake(lambda: wqk.explain(ref).to_csv, AttributeError, "frame.write_csv("),
+        Mistake(lambda: wqk.same(ref, ref).explain, AttributeError, "did you mean 'causes'"),
         Mistake(lambda: wqk.explain(ref).bytes, AttributeError, "did you mean 'bytes_to_read'"),
         Mistake(lambda: wqk.scan(ref, layers=0), CheckpointError, "such as layers=[0, -1]; got 0"),
         Mistake(

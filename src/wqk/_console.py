@@ -279,7 +279,22 @@ def kind_in_words(kind: str) -> str:
     return names.get(kind, f"{kind}-attention")
 
 
-class Result(Shown, Advising):
+# Attributes of data frames, and the expressions that replace them.
+RESULT_SYNONYMS = {
+    **dict.fromkeys(("data", "df", "rows", "table", "to_frame"), "frame"),
+    **dict.fromkeys(("message", "summary", "text"), "sentence"),
+    "as_dict": "to_dict()",
+    "dict": "to_dict()",
+    "sort_values": "frame.sort(column, descending=True)",
+    "to_csv": 'frame.write_csv("result.csv")',
+    "to_json": "to_dict()",
+    "to_pandas": "frame.to_pandas()",
+    "to_parquet": 'frame.write_parquet("result.parquet")',
+    "to_polars": "frame",
+}
+
+
+class Result(Shown, Advising, synonyms=RESULT_SYNONYMS):
     """Base of the results of verbs, which are dataclasses.
 
     A result defines its `sentence`, the rows of its `frame`, the lines that the command prints

@@ -6,7 +6,7 @@ The guesses come from other libraries, and from watching people who use wqk for 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -50,7 +50,12 @@ GUESSES = (
         command=_SCAN,
         names="analyse analyze compute evaluate measure run score score_model scores stats",
     ),
-    _guess(call="wqk.explain(ref)", command=_EXPLAIN, names="describe info inspect summary"),
+    _guess(
+        call="wqk.explain(ref)",
+        command=_EXPLAIN,
+        names="cat config describe dtypes info inspect keys ls modules parameters params shapes "
+        "summary tensors tree weights",
+    ),
     _guess(
         call="wqk.same(reference, candidate)",
         command="wqk same REFERENCE CANDIDATE compares two checkpoints, and with --repair FOLDER "
@@ -196,6 +201,17 @@ GUESSES = (
     _guess(call="", command="wqk --version prints the version", names="version"),
     _guess(
         call="",
+        command="the page Models lists the model types; wqk explain REF shows what is found in "
+        "one checkpoint",
+        names="architectures families list-models models supported",
+    ),
+    _guess(
+        call="",
+        command="wqk same ORIGINAL CHANGED compares a checkpoint that another program wrote",
+        names="dequantize prune quantize",
+    ),
+    _guess(
+        call="",
         command="the BibTeX entry is on the page How to cite, and in every report",
         names="bibtex citation cite",
     ),
@@ -315,8 +331,16 @@ OPTION_GUESSES = (
     _option_guess(
         "--csv --json", "--until", "the scores are written to DIR/wqk-scores; wqk scan RUN prints"
     ),
-    _option_guess("--fix --apply --write-fix", "--repair"),
-    _option_guess("--dryrun --dry --list --plan", "--dry-run"),
+    _option_guess(
+        "--fix --apply --write-fix -o --out --output",
+        "--repair",
+        "--repair FOLDER writes a repaired copy",
+    ),
+    _option_guess("--dryrun --dry --list --plan -n", "--dry-run"),
+    _option_guess(
+        "--dry-run --dryrun --dry --list --plan",
+        advice="wqk explain REF shows the tensors and bytes that a scan would read",
+    ),
     _option_guess("--base-model --base-path", "--base"),
     _option_guess("--resume --continue", "--out", "the same command resumes what was interrupted"),
     _option_guess("--token --hf-token --auth", advice="set HF_TOKEN in the environment"),
@@ -329,22 +353,23 @@ OPTION_GUESSES = (
 )
 
 
-def option_advice(name: str, options: Collection[str]) -> str:
+def option_advice(name: str, usages: Mapping[str, str]) -> str:
     """Return a clause for an option that a verb lacks; empty if nothing is known of it.
 
     Parameters
     ----------
     name
         The option that was typed.
-    options
-        The options that the verb has.
+    usages
+        By option of the verb, the option with its value: ``--picture FILE``.
 
     Examples
     --------
-    >>> option_advice("--plot", ["--out", "--picture"]), option_advice("--nonsense", ["--out"])
-    ('did you mean --picture?', '')
-    >>> option_advice("--latex", ["--out"]), option_advice("--latex", ["--json"])
-    ('--out FILE.tex writes LaTeX', '')
+    >>> usages = {"--json": "--json", "--picture": "--picture FILE"}
+    >>> option_advice("--plot", usages), option_advice("--nonsense", usages)
+    ('did you mean --picture FILE?', '')
+    >>> option_advice("--latex", usages), option_advice("--latex", {"--out": "--out FILE"})
+    ('', '--out FILE.tex writes LaTeX')
     """
     for guess in OPTION_GUESSES:
         if name not in guess.names:
@@ -352,6 +377,6 @@ def option_advice(name: str, options: Collection[str]) -> str:
         if not guess.options:
             return guess.advice
         for option in guess.options:
-            if option in options and option != name:
-                return guess.advice or f"did you mean {option}?"
+            if option in usages and option != name:
+                return guess.advice or f"did you mean {usages[option]}?"
     return ""

@@ -23,6 +23,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import click
@@ -156,6 +157,10 @@ class Boundary(click.Group):
                 raise click.UsageError(
                     f"no such command; in Python it is wqk.{name}: see help(wqk.{name})"
                 )
+            if "/" in words[0] or Path(words[0]).exists():
+                raise click.UsageError(
+                    f"no such command: {words[0]}; did you mean wqk scan {words[0]}?"
+                )
         return super().resolve_command(context, words)
 
     def invoke(self, context: click.Context) -> Any:
@@ -227,9 +232,14 @@ class Boundary(click.Group):
 
 def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
     """Return the error with the option that was probably meant, in place of click's suggestions."""
-    parameters = error.ctx.command.params if error.ctx else []
-    options = [option for parameter in parameters for option in parameter.opts]
-    advice = option_advice(error.option_name, options)
+    usages: dict[str, str] = {}
+    if error.ctx:
+        for parameter in error.ctx.command.params:
+            usages |= dict.fromkeys(parameter.opts, "")
+            if isinstance(parameter, click.Option):
+                value = "" if parameter.is_flag else f" {parameter.make_metavar(error.ctx)}"
+                usages |= {option: f"{option}{value}" for option in parameter.opts}
+    advice = option_advice(error.option_name, usages)
     if not advice:
         return error
     message = f"No such option '{error.option_name}'; {advice}"

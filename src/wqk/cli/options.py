@@ -19,11 +19,35 @@ if TYPE_CHECKING:
     from wqk.model import Model
 
 
-# A checkpoint: a path, which a shell completes, or another reference.
-REF = click.Path(readable=False)
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER_PATH = click.Path(path_type=Path, file_okay=False)
+class PathType(click.Path):
+    """A path; an option in its place is a value that was forgotten, and reported as one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check what was typed."""
+        if isinstance(value, str) and value.startswith("-") and value != "-":
+            self.fail(f"expected a path, got the option {value!r}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Reference(click.Path):
+    """A checkpoint: a path, which a shell completes, or another reference."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check what was typed: a number is meant for an option before it, which takes none."""
+        if isinstance(value, str) and value.isdecimal() and not Path(value).exists():
+            self.fail(
+                f"{value} is a number; expected a folder, a file or a Hub id. "
+                "An option that is a switch, such as --heads, takes no value",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
+REF = Reference(readable=False)
+PATH = PathType(path_type=Path)
+FILE = PathType(path_type=Path, dir_okay=False)
+FOLDER_PATH = PathType(path_type=Path, file_okay=False)
 
 
 class Count(click.IntRange):

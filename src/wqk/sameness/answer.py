@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLUMNS = ("stack", "kind", "layer", "same", "distance", "tolerance", "reason", "repair")
 # Attributes that people may try on a comparison, with the attributes that exist.
 SYNONYMS = {
-    **dict.fromkeys(("reasons", "why", "mismatches"), "causes"),
+    **dict.fromkeys(("differences", "explain", "mismatches", "reasons", "why"), "causes"),
     **dict.fromkeys(("code", "fix", "fixes", "repairs"), "repair"),
 }
 

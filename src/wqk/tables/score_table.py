@@ -41,19 +41,33 @@ if TYPE_CHECKING:
 # Attributes of data frames, and the expressions that replace them.
 TABLE_SYNONYMS = {
     "columns": "frame.columns",
+    "corr": "to_pandas().corr(numeric_only=True)",
     "data": "frame",
     "head": "table[layer, head]",
     "layer": "table[layer]",
     "df": "frame",
+    "iloc": "table[layer, head]",
+    "index": "frame.rows()",
+    "info": "frame.schema",
+    "iterrows": "frame.iter_rows(named=True)",
+    "loc": "table[layer, head]",
+    "nlargest": 'frame.top_k(5, by="symmetry")',
+    "nsmallest": 'frame.bottom_k(5, by="symmetry")',
     "report": "wqk.report(table, path)",
+    "query": 'to_pandas().query("layer == 2")',
     "rows": "frame.rows()",
     "save": "write(path)",
+    **{
+        name: f"to_pandas().{name}"
+        for name in ("agg", "apply", "boxplot", "describe", "groupby", "hist", "pivot_table")
+    },
     "to_csv": 'write("table.csv")',
     "to_html": "wqk.report(table, path)",
     "to_json": 'write("table.jsonl")',
     "to_latex": 'write("table.tex")',
     "to_markdown": 'write("table.md")',
     "to_parquet": 'write("table.parquet")',
+    "sort_values": 'frame.sort("symmetry", descending=True)',
     "to_polars": "frame",
     "top": 'frame.sort("symmetry", descending=True)',
 }
