@@ -334,6 +334,14 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(
             lambda: wqk.same(ref, ref, tolerance=-1.0), CheckpointError, "at least 0, got -1.0"
         ),
+        Mistake(
+            lambda: wqk.same(ref, ref).repair("folder"),
+            TypeError,
+            "wqk.same(reference, candidate, repair=folder) writes a repaired copy",
+        ),
+        Mistake(lambda: desk.model.plot(), AttributeError, "wqk.scan(model).plot()"),
+        Mistake(lambda: wqk.compose(desk.pair).heatmap(), AttributeError, 'matrix("k").plot()'),
+        Mistake(lambda: wqk.scan(ref).heatmap(), AttributeError, 'plot("heads")'),
         Mistake(lambda: wqk.tokens(net, 0, 1, top=0), CheckpointError, "1 or more; got 0"),
         Mistake(
             lambda: wqk.verify(ref, batch), CheckpointError, "a batch is for a module in memory"

@@ -351,12 +351,19 @@ def _require_equal_layers(reference: Model, candidate: Model) -> None:
         [f"{plan.rule.stack} {plan.what}, layer {plan.layer}" for plan in model.scored]
         for model in (reference, candidate)
     ]
-    for reference_layer, candidate_layer in zip_longest(*layers, fillvalue="no more layers"):
-        if reference_layer != candidate_layer:
-            raise CheckpointError(
-                f"{reference.name} and {candidate.name} cannot be compared: one has "
-                f"{reference_layer} where the other has {candidate_layer}"
-            )
+    for reference_layer, candidate_layer in zip_longest(*layers):
+        if reference_layer == candidate_layer:
+            continue
+        if reference_layer is None:
+            difference = f"only the candidate has {candidate_layer}"
+        elif candidate_layer is None:
+            difference = f"only the reference has {reference_layer}"
+        else:
+            difference = f"the reference has {reference_layer}, the candidate {candidate_layer}"
+        raise CheckpointError(
+            f"{reference.name} and {candidate.name}: the two cannot be compared layer by "
+            f"layer; {difference}"
+        )
 
 
 def block_rows(

@@ -64,6 +64,17 @@ def test_a_report_has_a_name_by_default(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
+def test_a_report_without_a_name_replaces_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wqk.scan(ENCODER).write("scores.parquet")
+    (tmp_path / "report.html").write_text("mine")
+    message = run("report", "scores.parquet", exits=2).stderr
+    assert "report.html: already exists; -o report.html replaces it" in message
+    assert (tmp_path / "report.html").read_text() == "mine"
+    run("report", "scores.parquet", "-o", "report.html")
+    assert (tmp_path / "report.html").read_text("utf-8").startswith("<!doctype html>")
+
+
 def test_atlas_leaves_out_rows_whose_numbers_are_doubted() -> None:
     all_rows, sound = (
         run("lab", "atlas", *options, width=160).stdout for options in ([], ["--sound"])

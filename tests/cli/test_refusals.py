@@ -18,7 +18,7 @@ REFUSED = [
     ("scan ENCODER --heads-per-layer 2", "knows the number of heads"),
     ("diff ENCODER ENCODER --heads-per-layer 2", "knows the number of heads"),
     ("diff ENCODER ENCODER --revision a", "expected --revision twice"),
-    ("diff ENCODER INDUCTION", "cannot be compared"),
+    ("diff ENCODER INDUCTION", "cannot be compared layer by layer; "),
     ("show ENCODER --layer 0 --head 1 --coupling", "give one"),
     ("survey ENCODER --jobs 2 --dask x --out y", "Error: "),
     ("tokens INDUCTION --layer 1 --head 2 --through one.2", "one.2"),

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.forms.laws import shares
 
+import wqk
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
-from wqk.errors import NonFiniteWeights
+from wqk.errors import FormError, NonFiniteWeights
 from wqk.forms import kernels, scores
 from wqk.forms.kernels import outliers
 from wqk.forms.scores import head_terms
@@ -516,3 +517,11 @@ def test_a_huge_dimension_without_a_partner_is_not_the_form(size, shared):
     if shared:
         for actual, expected in zip(head_terms(form), head_terms(plain), strict=True):
             np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_coupling_takes_a_layer_of_a_model() -> None:
+    model = wqk.open(wqk.demo_model("encoder"))
+    expected = coupling(model[-1].heads)
+    np.testing.assert_array_equal(coupling(model, layer=-1), expected)
+    with pytest.raises(FormError, match=r"model\[0\].heads"):
+        coupling(model)

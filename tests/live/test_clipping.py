@@ -167,6 +167,7 @@ def test_every_pass_since_the_last_call_counts(compiled: bool) -> None:
     largest = [block.max_logit for block in wqk.logits(model, tokens[0]).blocks.values()]
     limit = float(np.quantile(largest, 0.8))
     clipper = wqk.Clipper(model, limit)
+    assert repr(clipper) == f"Clipper(2 blocks, limit {limit:g}, every step, step 0)"
     for step in range(3):
         micro_batches = tokens[3 * step : 3 * step + 3]
         expected = published_rule(model, micro_batches, limit)

@@ -374,13 +374,12 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     "-o",
     "--out",
     type=FILE,
-    default="report.html",
     metavar="FILE.html",
-    help="Report to write (.html).",
+    help="Report to write (.html).  [default: report.html, if there is none]",
 )
 @click.option("--title", metavar="TEXT", help="Heading.  [default: the models' names]")
 def report(
-    sources: tuple[Path, ...], details_files: tuple[Path, ...], out: Path, title: str | None
+    sources: tuple[Path, ...], details_files: tuple[Path, ...], out: Path | None, title: str | None
 ) -> None:
     """Write score tables as one HTML file that opens offline.
 
@@ -397,12 +396,18 @@ def report(
       wqk report ./run -o run.html
     """
     from wqk.cli import display
-    from wqk.errors import TableError
+    from wqk.errors import OutputError, TableError
     from wqk.inspecting.composition import CompositionTable
     from wqk.reporting import check_report, write_report
     from wqk.tables.details import read_details
     from wqk.tables.score_table import ScoreTable, Table, read_one_of
 
+    if out is None:
+        out = Path("report.html")
+        if out.exists():
+            raise OutputError(
+                f"{out}: already exists; -o {out} replaces it, -o FILE.html writes another file"
+            )
     check_report(out)
     pairs: list[Table] = []
     tables: list[ScoreTable | Path] = []

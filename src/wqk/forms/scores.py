@@ -193,7 +193,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     )
 
 
-def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
+def coupling(heads: Any, layer: int | None = None) -> Float[Array, "heads heads"]:
     """T[a, b] = tr(M_a M_b) / (‖M_a‖ ‖M_b‖), shape (H, H): 1 where head b is head a's transpose.
 
     The diagonal holds the heads' own symmetries. T is symmetric. Zero heads give NaN.
@@ -201,7 +201,15 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     Parameters
     ----------
     heads
-        A stack of square forms of any stack shape; H is its size, in row-major order.
+        A stack of square forms of any stack shape; H is its size, in row-major order. Or a block,
+        ``model[0]``; or a model with ``layer``.
+    layer
+        The layer of a model, negative from the end; None for forms and blocks.
+
+    Raises
+    ------
+    FormError
+        ``heads`` has no heads, or its forms are not square.
 
     Examples
     --------
@@ -212,6 +220,8 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     array([[0., 1.],
            [1., 0.]])
     """
+    if layer is not None and hasattr(heads, "block"):
+        heads = heads[layer]
     heads = _as_heads(heads)
     heads.require_square("coupling")
     xp = array_namespace(heads.query, heads.key)
@@ -254,7 +264,8 @@ def _as_heads(heads: Any) -> BilinearForm:
     groups = getattr(heads, "groups", None)
     if not isinstance(groups, BilinearForm):
         raise FormError(
-            f"expected heads, model[layer].heads or a stack of forms, got {type(heads).__name__}"
+            "expected the heads of one layer, such as model[0].heads, or a stack of forms, "
+            f"got {type(heads).__name__}"
         )
     return groups
 

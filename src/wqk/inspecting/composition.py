@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import polars as pl
@@ -169,6 +169,7 @@ class CompositionTable(Table):
 
     declared = COMPOSITION_COLUMNS
     needed = ("writer_layer", "score")
+    synonyms: ClassVar[Mapping[str, str]] = dict.fromkeys(("heatmap", "map"), 'matrix("k").plot()')
 
     #: Number of pairs to print.
     top: int = PAIRS_SHOWN

@@ -322,6 +322,12 @@ class Clipper:
         self._meter = LogitMeter(opened, sequences, passes=None)
         self._prepare()
 
+    def __repr__(self) -> str:
+        limit = "no limit" if self.limit is None else f"limit {self.limit:g}"
+        blocks = counted(len(self._plans), "block")
+        every = "every step" if self._every == 1 else f"every {self._every} steps"
+        return f"Clipper({blocks}, {limit}, {every}, step {self._calls})"
+
     def begin(self, step: int) -> None:
         """Start after this many steps; the record of later ones is dropped."""
         if self._path is not None and is_first_process():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from wqk._console import few
 from wqk.families import Place
@@ -158,6 +158,19 @@ class BlockComparison:
         values["mismatches"] = [mismatch.to_dict() for mismatch in self.mismatches]
         values["same"] = self.same
         return values
+
+
+class RepairCode(str):
+    """Code of a repair. Its call, which people try with a folder, names the argument of `same`."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any, **options: Any) -> Never:
+        """Raise `TypeError`: a string is no function."""
+        raise TypeError(
+            "repair is the code of the repair, a string; wqk.same(reference, candidate, "
+            "repair=folder) writes a repaired copy"
+        )
 
 
 @dataclass(frozen=True)
@@ -333,7 +346,7 @@ class Comparison:
     @property
     def repair(self) -> str:
         """The steps as code."""
-        return program(self.steps)
+        return RepairCode(program(self.steps))
 
 
 def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:

@@ -80,12 +80,14 @@ class Table(Shown):
     The columns of the frame are `declared`, in that order, then those of `further` that are
     present. A declared column that a file lacks gets its `missing` value; a file that lacks a
     `needed` column is rejected. The metadata describes how the numbers were computed; Parquet and
-    JSON Lines files store it.
+    JSON Lines files store it. `synonyms` are names that people try on one kind of table, with the
+    expressions that replace them.
     """
 
     declared: ClassVar[tuple[Column, ...]]
     further: ClassVar[tuple[Column, ...]] = ()
     needed: ClassVar[tuple[str, ...]]
+    synonyms: ClassVar[Mapping[str, str]] = {}
 
     frame: pl.DataFrame
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +191,7 @@ class Table(Shown):
     if not TYPE_CHECKING:  # type checkers report the mistake themselves
 
         def __getattr__(self, name: str) -> Any:
-            synonyms = TABLE_SYNONYMS
+            synonyms = {**TABLE_SYNONYMS, **self.synonyms}
             if hasattr(pl.DataFrame, name):
                 synonyms = {name: f"frame.{name}"} | synonyms
             advice = ""
@@ -275,6 +277,7 @@ class ScoreTable(Table):
     further = FURTHER_COLUMNS
     # No other table with layers has a symmetry by chance.
     needed = ("layer", "symmetry_null")
+    synonyms: ClassVar[Mapping[str, str]] = {"heatmap": 'plot("heads")'}
 
     details: Details | None = None
 
