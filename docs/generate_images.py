@@ -1,9 +1,7 @@
-"""Make the pictures of the documentation: python docs/generate_images.py [PAIR].
+"""Make the pictures of the documentation: python docs/generate_images.py.
 
-PAIR is a folder with the runs ``encoder`` and ``decoder`` of examples/train_demo_pair.sh; without
-it, their two pictures stay as they are. Those of starts are drawn from the records of
-examples/table1-starts.toml in ``results/table1-cpu``. The report is photographed by Chromium,
-driven by playwright.
+Pictures of experiments are drawn from the records in ``results``; ``results/figures.toml`` lists
+the records of each. The report is photographed by Chromium, driven by playwright.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from wqk_lab.figures.dose import loss_by_scale
 
 IMAGES = Path(__file__).parent / "images"
 CONVERSIONS = Path(__file__).parent / "results" / "conversion" / "scores.csv"
+TRAINING = Path(__file__).parent / "results" / "make-train" / "training.csv"
 CHROMIUM = "/usr/bin/chromium"
 
 
@@ -128,8 +127,8 @@ def mistaken() -> None:
     save_figure(comparison.plot(), IMAGES / "where.png")
 
 
-def main(pair: str = "") -> None:
-    """Make every picture whose sources are there."""
+def main() -> None:
+    """Make every picture."""
     table = demo_table()
     save_figure(demo_figure(table), IMAGES / "demo.png")
     blocks = table.details.blocks if table.details else ()
@@ -143,11 +142,9 @@ def main(pair: str = "") -> None:
         report = Path(folder, "report.html")
         write_report(table, report)
         photograph(report, IMAGES / "report.png")
-    if pair:
-        runs = read_sources(f"{pair}/encoder", f"{pair}/decoder")
-        save_figure(draw("fig3", runs), IMAGES / "fig3.png")
-        with_published = replace(runs, published=True)
-        save_figure(draw("s3", with_published), IMAGES / "figs3.png")
+    pair = read_sources(TRAINING)
+    save_figure(draw("fig3", pair), IMAGES / "fig3.png")
+    save_figure(draw("s3", replace(pair, published=True)), IMAGES / "figs3.png")
     with TemporaryDirectory() as folder:
         runs = recorded(Path(folder))
         save_figure(draw("s5", runs), IMAGES / "figs5.png")
@@ -156,4 +153,4 @@ def main(pair: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
