@@ -225,5 +225,22 @@ def test_runs_are_compared_at_a_level_of_the_loss(tmp_path: Path) -> None:
     assert "Below 1.5: steps later than the baseline." in shown
 
 
+@pytest.mark.parametrize(
+    ("listed", "count", "expected"),
+    [
+        (None, 0, []),
+        (None, 2, ["0", "1"]),
+        ("3,GPU-8932f937", 2, ["3", "GPU-8932f937"]),
+        ("3,9", 1, ["3"]),  # the second is not there
+    ],
+)
+def test_gpus_have_the_names_of_the_environment(listed, count, expected, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert experiments.visible_gpus() == expected
+
+
 def test_the_commands_smooth_as_the_library_does() -> None:
     assert {option.name: option.default for option in speedup.params}["smoothing"] == SMOOTHING
