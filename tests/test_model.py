@@ -148,6 +148,7 @@ def test_some_of_its_layers() -> None:
 
 def test_every_place_tells_the_same_omissions() -> None:
     block = wqk.open(llama())[0]
+    assert isinstance(block.omissions(), tuple)
     terms = [omission.term for omission in block.omissions()]
     assert wqk.scan(llama()).metadata["left_out"]["llama"] == terms
     explained = " ".join(wqk.explain(llama()).notes)

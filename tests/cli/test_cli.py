@@ -103,11 +103,16 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_a_pipe_that_is_closed_gets_no_message_at_the_end() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_is_closed_gets_no_message_at_the_end(unbuffered: str) -> None:
+    """Python flushes what a stream holds as the process ends; an unbuffered one holds nothing."""
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run(
-        [sys.executable, "-m", "wqk", "explain", ENCODER], stdout=writes, stderr=subprocess.PIPE
+        [sys.executable, "-m", "wqk", "explain", ENCODER],
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
     )
     os.close(writes)
     assert (done.returncode, done.stderr) == (141, b"")
