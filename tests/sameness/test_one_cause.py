@@ -248,3 +248,18 @@ def test_a_model_moves_with_the_biases_of_its_query_norms() -> None:
     assert not torch.allclose(before, module(tokens).last_hidden_state, atol=1e-3)
     moved = {name: value.numpy().copy() for name, value in module.state_dict().items()}
     assert same(reference, StateDict(moved, config.to_dict(), "b")).same is False
+
+
+@pytest.mark.parametrize(
+    ("rows", "description"), [(R, "query heads of the original"), (1, "none of the original's")]
+)
+def test_a_head_is_of_other_weights_only_with_all_its_rows(rows: int, description: str) -> None:
+    tensors, config = right("llama")
+    name = "model.layers.1.self_attn.{}_proj.weight"
+    query, key = tensors[name.format("q")], tensors[name.format("k")].copy()
+    key[R:] = np.random.default_rng(5).standard_normal(key[R:].shape) / np.sqrt(key.shape[1])
+    key[R : R + rows] = query[R : R + rows]
+    changed = StateDict(tensors | {name.format("k"): key}, config, "candidate")
+    (cause,) = same(StateDict(tensors, config, "reference"), changed).causes
+    assert cause.mismatch.verdict == Kind.STRANGERS
+    assert f"key heads 1 are {description}" in cause.mismatch.reason
