@@ -386,6 +386,11 @@ SHOWN_PARTS = (
     "next head",
 )
 
+# Models that were measured along training, and the steps that only their table shows.
+ALONG_TRAINING = ("rerun-wikipedia-encoder", "rerun-wikipedia-decoder")
+STEPS_ALONG = (200, 800)
+LEAST_EXPLAINED = 0.05  # nats
+
 
 def shares() -> pl.DataFrame:
     """Return the records of parts of the scores, those with a control of the scores' size last."""
@@ -402,13 +407,38 @@ def shares_table() -> list[str]:
         f"| models, step | seeds | explained | {' | '.join(SHOWN_PARTS)} |",
         f"|:--|--:|--:|{'--:|' * len(SHOWN_PARTS)}",
     ]
-    for group in cells_of(shares().filter(pl.col("layer").is_null()).drop_nulls("share")):
+    rows = shares().filter(pl.col("layer").is_null()).drop_nulls("share")
+    is_along = pl.col("model").is_in(ALONG_TRAINING) & pl.col("step").is_in(STEPS_ALONG)
+    rows = rows.filter(~is_along.fill_null(value=False))
+    return lines + share_lines(rows)
+
+
+def training_table() -> list[str]:
+    """Return a table of the shares that parts keep along training, of seeds with all steps."""
+    rows = pl.read_csv(PARTS / "controls.csv").filter(pl.col("layer").is_null())
+    rows = rows.drop_nulls("share").filter(pl.col("model").is_in(ALONG_TRAINING))
+    steps_of_run = pl.col("step").n_unique().over("model", "seed")
+    complete = rows.filter(steps_of_run == steps_of_run.max())
+    lines = [
+        f"| models, step | seeds | explained | {' | '.join(SHOWN_PARTS)} |",
+        f"|:--|--:|--:|{'--:|' * len(SHOWN_PARTS)}",
+    ]
+    return lines + share_lines(complete)
+
+
+def share_lines(records: pl.DataFrame) -> list[str]:
+    """Return a line for each model and step: shares, as means over seeds, and the ends.
+
+    Where scores explain next to nothing, shares of this are noise, and left out.
+    """
+    lines = []
+    for group in cells_of(records):
         by_part = {part: rows for (part,), rows in group.rows.group_by("part")}
         explained = by_part["none"]["loss"].mean() - by_part["whole"]["loss"].mean()
         ends = ("share", "share") if group.seeds > 1 else ("low", "high")
         cells = [f"{explained:.3f}"]
         for part in SHOWN_PARTS:
-            if part not in by_part:
+            if part not in by_part or explained < LEAST_EXPLAINED:
                 cells.append("–")
                 continue
             rows = by_part[part]
@@ -666,6 +696,7 @@ PAGES = {
         FOLDER / "parts",
         {
             "shares": shares_table,
+            "along training": training_table,
             "controls": controls_table,
             "curvatures": curvatures_table,
             "in words": in_words,
