@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -26,10 +26,24 @@ COMPARED_MODELS: tuple[Name, ...] = (
     "decoder",
 )  # the pair that the demonstration compares
 
-# The paper's claims: each score of an encoder is larger than that of a decoder.
+
+class Claim(NamedTuple):
+    """A claim of the paper, and what it predicts of an encoder next to a decoder.
+
+    Both predictions are that the score of the encoder is larger than that of the decoder. They are
+    worded from the model that the claim is about.
+    """
+
+    sentence: str
+    prediction: str
+
+
 CLAIMS = {
-    "symmetry": "bidirectional training makes W_qk symmetric",
-    "directionality_excess": "autoregressive training makes columns dominate",
+    "symmetry": Claim("bidirectional training makes W_qk symmetric", "the encoder's {} is larger"),
+    "directionality_excess": Claim(
+        "autoregressive training makes columns dominate, which a negative directionality shows",
+        "the decoder's {} is lower",
+    ),
 }
 
 # Two models of one seed test nothing; random forms of their width have scores within these limits.
@@ -94,9 +108,10 @@ def demo_verdict(table: ScoreTable) -> str:
         if exceptions:
             layers_above = f"in all layers but {', '.join(exceptions)}"
         lines.append(
-            f"The paper: {claim}. In these two models the encoder's {label(score)} is larger "
-            f"{layers_above}; medians {np.median(encoder[score]):.2f} and "
-            f"{np.median(decoder[score]):.2f}. A layer's chance at this width: ±{CHANCE[score]:g}."
+            f"The paper: {claim.sentence}. In these two models "
+            f"{claim.prediction.format(label(score))} {layers_above}; medians: encoder "
+            f"{np.median(encoder[score]):.2f}, decoder {np.median(decoder[score]):.2f}. A layer's "
+            f"chance at this width: ±{CHANCE[score]:g}."
         )
     return "\n".join(lines)
 
