@@ -114,8 +114,15 @@ def watch(
         )
     _require_run(place)
     _require_output(Path(out), place, Options(float(gamma), heads, __version__, SCHEMA_VERSION))
-    scored = partial(survey, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
-    tables = _watched(place, Path(out), scored, until, every, on_scores, on_wait, on_failure)
+    watched = _Watch(
+        place,
+        Path(out),
+        partial(survey, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1),
+        on_scores=on_scores,
+        on_wait=on_wait,
+        on_failure=on_failure,
+    )
+    tables = watched.tables(until, every)
     return _shown(tables) if live else tables
 
 
@@ -127,80 +134,109 @@ def _shown(tables: Iterator[ScoreTable]) -> Iterator[ScoreTable]:
             yield table
 
 
-def _watched(
-    run: str,
-    out: Path,
-    scored: Callable[..., ScoreTable],
-    until: int | None,
-    every: float,
-    on_scores: Callable[[ScoreTable], None] | None,
-    on_wait: Callable[[str, str], None] | None,
-    on_failure: Callable[[str, str], None] | None,
-) -> Iterator[ScoreTable]:
-    """Look at a run, and yield the table each time that it has grown."""
-    scores = out / "scores.parquet"
-    looks: dict[str, str | None] = {}
-    reported: set[tuple[str, str]] = set()
-    done: set[str] = set()
-    failed: dict[str, str | None] = {}  # and the files that they had
-    if scores.exists():
-        earlier = read_table(scores)
-        done = set(earlier.frame["checkpoint"].unique())
-        failed = {entry["checkpoint"]: None for entry in earlier.metadata.get("failed") or ()}
+class _Watch:
+    """A watched run: what its folders held at the last look, and what was scored."""
 
-    def report(callback: Callable[[str, str], None] | None, folder: str, error: Exception) -> None:
-        reason = str(error) if isinstance(error, WqkError) else f"unexpected {all_lines(error)}"
-        if (folder, reason) not in reported and callback:
-            callback(folder, reason)
-        reported.add((folder, reason))
+    def __init__(
+        self,
+        run: str,
+        out: Path,
+        score: Callable[..., ScoreTable],
+        *,
+        on_scores: Callable[[ScoreTable], None] | None,
+        on_wait: Callable[[str, str], None] | None,
+        on_failure: Callable[[str, str], None] | None,
+    ) -> None:
+        self.run, self.out, self._score = run, out, score
+        self._on_scores, self._on_wait, self._on_failure = on_scores, on_wait, on_failure
+        self._reported: set[tuple[str, str]] = set()
+        self._files_seen: dict[str, str | None] = {}  # by folder, at the last look
+        self._done: set[str] = set()
+        self._failed: dict[str, str | None] = {}  # by folder, its files; None for an earlier watch
+        scores = out / "scores.parquet"
+        if scores.exists():
+            earlier = read_table(scores)
+            self._done = set(earlier.frame["checkpoint"].unique())
+            failures = earlier.metadata.get("failed") or ()
+            self._failed = {entry["checkpoint"]: None for entry in failures}
 
-    if on_wait and not _exists(run):
-        on_wait(run, "there is no such folder")
-    while True:
-        ready = []
-        for folder in _steps_now(run, partial(report, on_wait)):
-            if folder in done:
-                continue
-            try:
-                files, before = files_of(folder), looks.get(folder)
-                looks[folder] = files
-                if files is None or files != before or files == failed.get(folder):
+    def tables(self, until: int | None, every: float) -> Iterator[ScoreTable]:
+        """Look at the run, and yield the table each time that it has grown."""
+        if self._on_wait and not _exists(self.run):
+            self._on_wait(self.run, "there is no such folder")
+        while True:
+            ready = self._complete_folders()
+            if ready:
+                table = self._table_with(ready)
+                if table is None:
+                    time.sleep(every)
                     continue
-                open_model(folder)
-            except Exception as error:  # no checkpoint ends the watch of the next ones
-                report(on_wait, folder, error)
+                yield table
+            if until is not None and self._has_reached(until):
+                return
+            time.sleep(every)
+
+    def _complete_folders(self) -> list[str]:
+        """Return the folders that have become complete, or have changed since they failed."""
+        report = partial(self._report, self._on_wait)
+        ready = []
+        for folder in _steps_now(self.run, report):
+            if folder in self._done:
                 continue
-            ready.append(folder)
-        if ready:
-            retry = not failed.keys().isdisjoint(ready)
-            # What has failed and is gone cannot be tried again.
-            kept = {folder for folder in failed if not retry or _exists(folder)}
-            names = sorted({*done, *kept, *ready}, key=_step)
             try:
-                table = scored(names, retry=retry)
-            except OutputError as error:  # such as a full disk; the next look tries again
-                advice = f"free space on the disk of {out}, or allow to write there"
-                report(on_failure, str(out), OutputError(f"{error}; {advice}"))
-                time.sleep(every)
-                continue
-            except Exception as error:
-                report(on_failure, str(out), error)
-                time.sleep(every)
-                continue
-            reasons = {entry["checkpoint"]: entry["reason"] for entry in table.metadata["failed"]}
-            for folder in ready:
-                rows = table.filter(pl.col("checkpoint") == folder)
-                if on_scores and len(rows):
-                    on_scores(rows)
-                if on_failure and folder in reasons:
-                    on_failure(folder, reasons[folder])
-            done = set(names) - reasons.keys()
-            failed = {folder: looks.get(folder) for folder in reasons}
-            yield table
-        tried = {*done, *(folder for folder, files in failed.items() if files is not None)}
-        if until is not None and any(_step(folder) >= until for folder in tried):
-            return
-        time.sleep(every)
+                if self._has_settled(folder):
+                    open_model(folder)
+                    ready.append(folder)
+            except Exception as error:  # no checkpoint ends the watch of the next ones
+                report(folder, error)
+        return ready
+
+    def _has_settled(self, folder: str) -> bool:
+        """Return whether the files are those of the last look, and not those that failed."""
+        before = self._files_seen.get(folder)
+        files = self._files_seen[folder] = files_of(folder)
+        return files is not None and files == before and files != self._failed.get(folder)
+
+    def _table_with(self, ready: list[str]) -> ScoreTable | None:
+        """Score complete folders; None, with a report, if the scores cannot be written."""
+        retry = not self._failed.keys().isdisjoint(ready)
+        # What has failed and is gone cannot be tried again.
+        kept = {folder for folder in self._failed if not retry or _exists(folder)}
+        names = sorted({*self._done, *kept, *ready}, key=_step)
+        out = str(self.out)
+        try:
+            table = self._score(names, retry=retry)
+        except OutputError as error:  # such as a full disk; the next look tries again
+            advice = f"free space on the disk of {out}, or allow to write there"
+            self._report(self._on_failure, out, OutputError(f"{error}; {advice}"))
+            return None
+        except Exception as error:
+            self._report(self._on_failure, out, error)
+            return None
+        reasons = {entry["checkpoint"]: entry["reason"] for entry in table.metadata["failed"]}
+        for folder in ready:
+            rows = table.filter(pl.col("checkpoint") == folder)
+            if self._on_scores and len(rows):
+                self._on_scores(rows)
+            if self._on_failure and folder in reasons:
+                self._on_failure(folder, reasons[folder])
+        self._done = set(names) - reasons.keys()
+        self._failed = {folder: self._files_seen.get(folder) for folder in reasons}
+        return table
+
+    def _has_reached(self, step: int) -> bool:
+        """Return whether a checkpoint of this or a later step was scored, or cannot be."""
+        tried = {folder for folder, files in self._failed.items() if files is not None}
+        return any(_step(folder) >= step for folder in self._done | tried)
+
+    def _report(
+        self, callback: Callable[[str, str], None] | None, folder: str, error: Exception
+    ) -> None:
+        """Call a function with an error, once for each folder and reason."""
+        reason = str(error) if isinstance(error, WqkError) else f"unexpected {all_lines(error)}"
+        if (folder, reason) not in self._reported and callback:
+            callback(folder, reason)
+        self._reported.add((folder, reason))
 
 
 def _exists(folder: str) -> bool:
