@@ -204,27 +204,30 @@ def choose_weights(folder: Folder) -> Weights:
     exists = folder.source if folder.names is None else set(names).__contains__
     first = next((name for name in PREFERRED if exists(name)), None)
     if first is None:
-        for layout in FORMATS:
-            if layout_files := layout.files(names):
-                return (
-                    Weights(layout_files, format=layout)
-                    if layout.split_axis
-                    else _one_model(layout_files, layout)
-                )
-        weight_names = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
-        safetensors = tuple(name for name in weight_names if name.endswith(".safetensors"))
-        archives = tuple(
-            n for n in weight_names if n.endswith(ARCHIVES) and unread_format(n) is None
-        )
-        if not (safetensors or archives):
-            return _distributed(folder)
-        return Weights(safetensors or archives)
+        return _weights_by_name(folder, names)
     if first.endswith(".json"):
         files = shard_names(folder.object(first), f"{folder.name}/{first}")
         chosen = Weights(tuple(files), first)
     else:
         chosen = Weights((first,), format=format_of(first))
     return chosen._replace(notes=_passed_over(chosen, names))
+
+
+def _weights_by_name(folder: Folder, names: Sequence[str]) -> Weights:
+    """Choose weights of other libraries, or files with the endings of weights."""
+    for layout in FORMATS:
+        layout_files = layout.files(names)
+        if layout_files and layout.split_axis:
+            return Weights(layout_files, format=layout)
+        if layout_files:
+            return _one_model(layout_files, layout)
+    candidates = sorted(name for name in names if not name.startswith(NOT_WEIGHTS))
+    safetensors = tuple(name for name in candidates if name.endswith(".safetensors"))
+    if safetensors:
+        return Weights(safetensors)
+    archives = [name for name in candidates if name.endswith(ARCHIVES)]
+    readable_archives = tuple(name for name in archives if unread_format(name) is None)
+    return Weights(readable_archives) if readable_archives else _distributed(folder)
 
 
 def _distributed(folder: Folder) -> Weights:
@@ -561,14 +564,43 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     """
     chosen = weights or choose_weights(folder)
     layout = chosen.format
-    paths = layout.configurations(chosen.files[0]) if layout else ("config.json",)
-    config: Mapping[str, Any] = next(
-        (content for path in paths if (content := folder.object(path))), {}
-    )
+    config = _stored_configuration(folder, chosen)
     if "quantization_config" in config:
         refuse_unread(config)
     if not chosen.files:
         raise no_weights(folder)
+    files = _open_files(folder, chosen)
+    about = _description(folder, chosen, files)
+    if layout and layout.split_axis and len(files) > 1:
+        files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
+    tensors = {name: info for file in files for name, info in file.tensors.items()}
+    if layout is None:
+        with errors_about(folder.name):
+            config = quantized_config(config, tensors.values(), folder.object)
+    return StoredCheckpoint(
+        folder.name,
+        files,
+        config=_completed(config, layout, about, tensors),
+        step=_step({**config, **about} if layout else about),
+        notes=(*chosen.notes, *_notes_on_skipped(files)),
+        transfers=folder.transfers,
+    )
+
+
+def _stored_configuration(folder: Folder, chosen: Weights) -> Mapping[str, Any]:
+    """Return the first configuration of the format that the folder contains; empty without one."""
+    paths: Iterable[str] = ("config.json",)
+    if chosen.format:
+        paths = chosen.format.configurations(chosen.files[0])
+    for path in paths:
+        config = folder.object(path)
+        if config:
+            return config
+    return {}
+
+
+def _open_files(folder: Folder, chosen: Weights) -> list[WeightFile]:
+    """Open the chosen files; files of a sharded model become one."""
 
     def open_file(name: str) -> WeightFile:
         source = folder.source(name)
@@ -577,46 +609,51 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
                 f"shard {name} is missing, although {chosen.listed_in} names it; "
                 "download the checkpoint again"
             )
-        if layout is DISTRIBUTED:
+        if chosen.format is DISTRIBUTED:
             inside = PurePosixPath(name).parent
             with errors_about(source.name):
                 return open_distributed(source, lambda file: folder.source(str(inside / file)))
         return weight_file(source)
 
-    files = (
-        _side_by_side(open_file, chosen.files, folder.transfers)
-        if folder.transfers
-        else [open_file(name) for name in chosen.files]
-    )
+    if folder.transfers:
+        files = _side_by_side(open_file, chosen.files, folder.transfers)
+    else:
+        files = [open_file(name) for name in chosen.files]
     shards = [file for file in files if isinstance(file, RowFile)]
     joined = join_shards(shards) if len(shards) == len(files) else None
-    if joined is not None:
-        files = [joined]
-    abouts = [about for file in files if (about := getattr(file, "about", None))]
-    if layout is DISTRIBUTED:
-        abouts.append(megatron_arguments(folder, PurePosixPath(chosen.files[0]).parent))
-    about = abouts[0] if abouts else {}
-    if layout and layout.split_axis and len(files) > 1:
-        files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
-    tensors = {name: info for file in files for name, info in file.tensors.items()}
-    if layout is None:
-        with errors_about(folder.name):
-            config = quantized_config(config, tensors.values(), folder.object)
-    # One that transformers writes says all that families need.
-    complete: Mapping[str, Any] = config
-    kind = config.get("model_type")
-    if layout or kind in (None, *COMPLETIONS) or is_transformer_lens(tensors):
-        complete = configured(layout, Opened(config, about, tensors))
+    return files if joined is None else [joined]
+
+
+def _description(folder: Folder, chosen: Weights, files: Sequence[WeightFile]) -> Mapping[str, Any]:
+    """Return the first description that files contain besides tensors; empty without one."""
+    for file in files:
+        about: Mapping[str, Any] | None = getattr(file, "about", None)
+        if about:
+            return about
+    if chosen.format is DISTRIBUTED:
+        return megatron_arguments(folder, PurePosixPath(chosen.files[0]).parent)
+    return {}
+
+
+def _completed(
+    config: Mapping[str, Any],
+    layout: Format | None,
+    about: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+) -> Mapping[str, Any]:
+    """Return a configuration with all keys that families need."""
+    model_type = config.get("model_type")
+    if layout or model_type in (None, *COMPLETIONS) or is_transformer_lens(tensors):
+        return configured(layout, Opened(config, about, tensors))
+    return config  # transformers writes every key
+
+
+def _notes_on_skipped(files: Sequence[WeightFile]) -> tuple[str, ...]:
+    """Return the note on weights of an archive that are not read."""
     skipped_keys = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
-    notes = (
-        (f"passed over further weights in the archive: {', '.join(skipped_keys)}",)
-        if skipped_keys
-        else ()
-    )
-    step = _step({**(config if layout else {}), **about})
-    return StoredCheckpoint(
-        folder.name, files, complete, step, (*chosen.notes, *notes), folder.transfers
-    )
+    if not skipped_keys:
+        return ()
+    return (f"passed over further weights in the archive: {', '.join(skipped_keys)}",)
 
 
 def _side_by_side(
