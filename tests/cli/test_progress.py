@@ -38,3 +38,22 @@ def test_what_is_said_beside_a_bar_has_a_line_to_itself(monkeypatch: pytest.Monk
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).replace("\r", "\n").splitlines()
     assert "a recipe" in [line.rstrip() for line in lines]
     assert screen.endswith("\x1b[2K")  # in the end the bar is erased
+
+
+def test_long_work_reports_lines_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 10.0, 31.0, 40.0, 62.0])
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(clock))
+
+    def fields(name: str, done: int, total: int) -> dict[str, str]:
+        return {"description": name, "text": f"{done}/{total}"}
+
+    with display.bar("model", fields, seconds=30) as report:
+        assert report
+        for done in range(4):
+            report("batches", done, 4)
+    assert capsys.readouterr().err.splitlines() == [
+        "batches 1/4, 31 seconds so far",
+        "batches 3/4, 62 seconds so far",
+    ]

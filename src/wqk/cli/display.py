@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,15 +71,18 @@ def say_traffic(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def bar(title: str, changes: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., None] | None]:
+def bar(
+    title: str, changes: Callable[..., dict[str, Any]], seconds: float | None = None
+) -> Iterator[Callable[..., None] | None]:
     """Show a progress bar on a terminal, and yield its reporting function; None in a pipe.
 
     ``changes`` is a function of the reported values that returns fields of the bar:
     ``description``, the text before the bar, ``completed``, ``total``, and ``text``, the text after
-    the bar.
+    the bar. With ``seconds``, for work of many minutes, a pipe gets a line instead, at most once in
+    that time.
     """
     if not sys.stderr.isatty():
-        yield None
+        yield None if seconds is None else _lines(title, changes, seconds)
         return
     # On short lines the text is cut, not the bar or the remaining time.
     text_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -102,6 +106,24 @@ def bar(title: str, changes: Callable[..., dict[str, Any]]) -> Iterator[Callable
             progress.update(task, **fields)
 
         yield report
+
+
+def _lines(
+    title: str, changes: Callable[..., dict[str, Any]], seconds: float
+) -> Callable[..., None]:
+    """Return a function that reports progress as lines on standard error."""
+    started = last = time.monotonic()
+
+    def report(*done: Any) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            fields = changes(*done)
+            description, text = fields.get("description", title), fields.get("text", "")
+            say(f"{description} {text}, {now - started:.0f} seconds so far")
+
+    return report
 
 
 def scan_progress(done: ScanProgress) -> dict[str, Any]:

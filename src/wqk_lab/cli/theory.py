@@ -23,6 +23,9 @@ STYLES |= dict.fromkeys(("described", "not tested", "identity"), "dim")
 # Width in a pipe, so that every finding is one line for grep.
 IN_A_PIPE = 400
 
+# Between lines that report progress in a pipe.
+SECONDS_IN_A_PIPE = 30
+
 
 def some_steps(text: str) -> tuple[int, ...]:
     """Parse the steps of a run: ``all``, which is the empty choice, or numbers and ranges."""
@@ -112,7 +115,7 @@ def theory(
     for path, kind, endings in ((out, FINDINGS, FINDINGS_WRITERS), (figure, "a picture", PICTURES)):
         if path:
             check_output(path, kind, endings)
-    with display.bar("model", _progress) as on_progress:
+    with display.bar("model", _progress, seconds=SECONDS_IN_A_PIPE) as on_progress:
         reports = study(
             refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options
         )
@@ -131,7 +134,7 @@ def theory(
 
 
 def _progress(name: str, done: int, total: int) -> dict[str, Any]:
-    """Return the fields of the bar: the batches of a model."""
+    """Return the fields of the bar: a statement or batches, how many are done, and of how many."""
     return {"description": name, "completed": done, "total": total, "text": f"{done}/{total}"}
 
 

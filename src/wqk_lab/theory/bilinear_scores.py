@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wqk.attention.factors import Factor
-from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample
 
@@ -54,20 +53,6 @@ def convexity_error(use: LayerGradient) -> float:
     return float(np.abs(use.probabilities.sum(axis=-1) - 1).max())
 
 
-def mixing_error(use: LayerGradient, values: Factor | None) -> float:
-    """Largest relative difference of W_o's input from the heads' Σ_j α_ij (x_j W_v + b_v).
-
-    NaN where the family does not name the values.
-    """
-    if values is None or use.mixed is None or use.value_input is None:
-        return float("nan")
-    values_of_heads, shares = values.vectors(use.value_input), use.probabilities
-    values_of_heads = values_of_heads.repeat(shares.shape[1] // values_of_heads.shape[1], axis=1)
-    expected = (shares @ values_of_heads).swapaxes(1, 2)
-    mixed = use.mixed.reshape(expected.shape)
-    return ratio(np.abs(expected - mixed).max(), np.abs(mixed).max())
-
-
 def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     """Return the share of the pairs of keys that a form orders as attention does (S15).
 
@@ -88,16 +73,11 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
 
 
 def _convex(evidence: Evidence) -> Sample:
-    """Measure each batch as soon as it has run: the inputs of W_o are not kept."""
-    measured: dict[str, list[dict[str, float]]] = {}
-    for layers in evidence.passes():
-        for use in layers:
-            label = evidence.label(use.attention.plan)
-            errors = _with_largest(
-                convexity=convexity_error(use), mixing=mixing_error(use, evidence.values[label])
-            )
-            measured.setdefault(label, []).append(errors)
-    return sample_of(measured)
+    def measure(use: LayerGradient, index: int) -> dict[str, float]:
+        mixing = evidence.mixing_errors[evidence.label(use.attention.plan)][index]
+        return _with_largest(convexity=convexity_error(use), mixing=mixing)
+
+    return evidence.sample(measure)
 
 
 def _with_largest(**errors: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ Axes: B batch, N tokens (i predicted, j context), D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +18,24 @@ import numpy as np
 from wqk.forms import BilinearForm
 from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure
 from wqk_lab.theory.subject import Subject
-from wqk_lab.theory.tails import RATIO, in_updates, lost, tails_of
+from wqk_lab.theory.tails import (
+    RATIO,
+    Tails,
+    in_updates,
+    lost,
+    sample_of_tails,
+    tails_and_width,
+)
 from wqk_lab.theory.verdict import Estimate, Finding, Sample
 
 # Directions with less than this share of the largest variance are rounding.
 FLAT = 1e-6
 
 
-def in_isolation(updates: Sequence[LayerUpdate], seed: int = 0) -> dict[str, list[BilinearForm]]:
-    """One layer's updates on several batches, with one thing changed.
+def in_isolation(
+    updates: Sequence[LayerUpdate], seed: int = 0
+) -> dict[str, Iterator[BilinearForm]]:
+    """One layer's updates on several batches, with one thing changed, each made when it is taken.
 
     ``centered``: inputs less their mean over all batches. ``isotropic``: centered, with equal
     variance in all directions. ``rotated``: in a random orthonormal basis. ``random signs``: each
@@ -59,7 +68,15 @@ def in_isolation(updates: Sequence[LayerUpdate], seed: int = 0) -> dict[str, lis
             beta=update.beta * random.choice([-1.0, 1.0], update.beta.shape)
         ),
     }
-    return {name: [change(update).form for update in updates] for name, change in changes.items()}
+    return {name: _changed_forms(change, updates) for name, change in changes.items()}
+
+
+def _changed_forms(
+    change: Callable[[LayerUpdate], LayerUpdate], updates: Sequence[LayerUpdate]
+) -> Iterator[BilinearForm]:
+    """Yield the form of each update, changed."""
+    for update in updates:
+        yield change(update).form
 
 
 def rearranged(subject: Subject) -> dict[str, Subject]:
@@ -82,15 +99,30 @@ def rearranged(subject: Subject) -> dict[str, Subject]:
 def _order(evidence: Evidence) -> Sample:
     samples = {"as it is": evidence.once(in_updates)}
     for name, subject in rearranged(evidence.subject).items():
-        samples[name] = in_updates(evidence.on(subject))
+        samples[name] = _in_passes(evidence.on(subject))
     return lost(samples)
 
 
+def _in_passes(evidence: Evidence) -> Sample:
+    """Return what `in_updates` returns, with the gradients of one batch in memory at a time."""
+    measured: dict[str, list[tuple[Tails, int]]] = {}
+    for layers in evidence.passes():
+        for layer in layers:
+            tails_by_batch = measured.setdefault(evidence.label(layer.attention.plan), [])
+            tails_by_batch.append(tails_and_width(LayerUpdate.of(layer).form))
+    return sample_of_tails(measured)
+
+
 def _coordinates(evidence: Evidence) -> Sample:
-    changed = {k: in_isolation(u, evidence.subject.seed) for k, u in evidence.updates.items()}
+    names = ("isotropic", "centered", "rotated", "random signs")
+    measured: dict[str, dict[str, list[tuple[Tails, int]]]] = {name: {} for name in names}
+    for layer, updates in evidence.updates.items():
+        changed = in_isolation(updates, evidence.subject.seed)
+        for name in names:
+            measured[name][layer] = [tails_and_width(form) for form in changed[name]]
     samples = {"as it is": evidence.once(in_updates)}
-    for name in ("isotropic", "centered", "rotated", "random signs"):
-        samples[name] = tails_of({layer: forms[name] for layer, forms in changed.items()})
+    for name, tails_by_layer in measured.items():
+        samples[name] = sample_of_tails(tails_by_layer)
     return lost(samples)
 
 

@@ -27,6 +27,7 @@ from wqk_lab.theory.gradients import (
     blocks_of,
     gradients_in_passes,
     load_values,
+    mixing_error,
 )
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
@@ -68,6 +69,12 @@ class Evidence:
         The model with its blocks, and the whole text that the blocks are from.
     layers
         Numbers of the layers to measure; None for all.
+    mixing_errors
+        By layer, how far its heads' outputs are from the mean of the values that attention weights,
+        for each batch of `gradients`.
+    on_batch
+        Called before each batch whose gradients are computed, with the number of batches done and
+        of all batches.
 
     Raises
     ------
@@ -78,6 +85,8 @@ class Evidence:
     subject: Subject
     text: Text
     layers: Collection[int] | None = None
+    on_batch: Callable[[int, int], None] | None = field(default=None, repr=False)
+    mixing_errors: dict[str, list[float]] = field(default_factory=dict, repr=False, init=False)
     _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def once(self, compute: Callable[[Evidence], Result]) -> Result:
@@ -116,13 +125,25 @@ class Evidence:
         blocks = [block for block in self.blocks if block.plan.kind == "self"]
         width_of_layers = sum(block.query.weight.shape[-1] for block in blocks)
         positions = NUMBERS_IN_A_PASS // max(1, width_of_layers)
-        for batch in self.batches:
+        for done, batch in enumerate(self.batches):
+            if self.on_batch:
+                self.on_batch(done, len(self.batches))
             yield gradients_in_passes(self.subject.model, batch, blocks, positions)
 
     @cached_property
     def gradients(self) -> list[list[LayerGradient]]:
-        """The gradients of all batches, without the inputs of W_o, which one statement needs."""
-        return [[replace(layer, mixed=None) for layer in layers] for layers in self.passes()]
+        """The gradients of all batches, without the inputs of W_o.
+
+        One statement needs these inputs: its numbers are kept in `mixing_errors`.
+        """
+        batches = []
+        for layers in self.passes():
+            for layer in layers:
+                label = self.label(layer.attention.plan)
+                error = mixing_error(layer, self.values[label])
+                self.mixing_errors.setdefault(label, []).append(error)
+            batches.append([replace(layer, mixed=None) for layer in layers])
+        return batches
 
     @property
     def by_layer(self) -> dict[str, list[LayerGradient]]:
@@ -162,7 +183,7 @@ class Evidence:
 
     def on(self, subject: Subject) -> Evidence:
         """Return the same layers of another subject with the same model."""
-        evidence = Evidence(subject, self.text, self.layers)
+        evidence = Evidence(subject, self.text, self.layers, self.on_batch)
         evidence.__dict__.update(plans=self.plans, blocks=self.blocks)
         return evidence
 

@@ -163,6 +163,21 @@ def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
     return load_factor(read, plan.value, checkpoint.name)
 
 
+def mixing_error(use: LayerGradient, values: Factor | None) -> float:
+    """Largest relative difference of W_o's input from the heads' Σ_j α_ij (x_j W_v + b_v).
+
+    NaN where the family does not name the values.
+    """
+    if values is None or use.mixed is None or use.value_input is None:
+        return float("nan")
+    values_of_heads, shares = values.vectors(use.value_input), use.probabilities
+    values_of_heads = values_of_heads.repeat(shares.shape[1] // values_of_heads.shape[1], axis=1)
+    expected = (shares @ values_of_heads).swapaxes(1, 2)
+    mixed = use.mixed.reshape(expected.shape)
+    largest = float(np.abs(mixed).max())
+    return float(np.abs(expected - mixed).max()) / largest if largest else float("nan")
+
+
 def gradients(
     model: Any,
     batch: Mapping[str, Any],

@@ -22,7 +22,7 @@ from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
 from wqk_lab.theory.evidence import Evidence, cosine, sample_of
 from wqk_lab.theory.gradients import LayerGradient
-from wqk_lab.theory.tails import lost, tails_of
+from wqk_lab.theory.tails import Tails, lost, sample_of_tails, tails_and_width, tails_of
 from wqk_lab.theory.updates import first_order
 from wqk_lab.theory.verdict import Sample
 
@@ -55,15 +55,20 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, Bilin
     }
 
 
-def all_steps(evidence: Evidence) -> dict[Step, dict[str, list[BilinearForm]]]:
-    """Every kind of step of each layer on each batch."""
-    taken: dict[Step, dict[str, list[BilinearForm]]] = {}
+def tails_of_steps(evidence: Evidence) -> dict[Step, Sample]:
+    """Return the tails of every kind of step of each layer on each batch.
+
+    The steps of all layers and batches are several times larger than the model: each is measured
+    before the next is made.
+    """
+    measured: dict[Step, dict[str, list[tuple[Tails, int]]]] = {}
     for label, several in evidence.by_layer.items():
         mean = np.mean([layer.query_input.mean(axis=(0, 1)) for layer in several], axis=0)
         for layer in several:
             for kind, form in steps(layer, mean).items():
-                taken.setdefault(kind, {}).setdefault(label, []).append(form)
-    return taken
+                tails_by_layer = measured.setdefault(kind, {})
+                tails_by_layer.setdefault(label, []).append(tails_and_width(form))
+    return {kind: sample_of_tails(tails_by_layer) for kind, tails_by_layer in measured.items()}
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def along_the_signs(moments: Sequence[Moment]) -> Sample:
 
 
 def _columns(evidence: Evidence, kind: Step) -> Sample:
-    return tails_of(evidence.once(all_steps)[kind])
+    return evidence.once(tails_of_steps)[kind]
 
 
 MEASURES: dict[str, Callable[[Any], Sample]] = {

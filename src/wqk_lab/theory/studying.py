@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,6 +204,13 @@ def study(
     return [*reports, replace(reports[-1], model=f"together: {names}", findings=tuple(together))]
 
 
+def _reporting_batches(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
+    """Return a function that reports the batches whose gradients are computed."""
+    if on_progress is None:
+        return None
+    return partial(on_progress, "gradients of batches")
+
+
 def _study_one(
     ref: str,
     corpus: str | Path,
@@ -216,7 +224,7 @@ def _study_one(
     moments: list[Moment] = []
     lacking = ""
     for subject in subjects:
-        evidence = Evidence(subject, text, layers)
+        evidence = Evidence(subject, text, layers, _reporting_batches(on_progress))
         reports.append(report(subject, text, measure(evidence, on_progress)))
         if options.get("steps") is not None and not subject.missing:
             try:

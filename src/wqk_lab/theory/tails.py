@@ -10,7 +10,7 @@ Axes: D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -75,26 +75,45 @@ def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(form.column_norms, np.float64), np.asarray(form.row_norms, np.float64)
 
 
-def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
+def tails_of(forms: Mapping[str, Iterable[BilinearForm]], unit: str = "batches") -> Sample:
     """Return the tails of several forms of each layer, one for each unit.
+
+    Each form is measured before the next is taken: an iterator holds one form in memory.
+    """
+    measured = {
+        layer: [tails_and_width(form) for form in forms_of_layer]
+        for layer, forms_of_layer in forms.items()
+    }
+    return sample_of_tails(measured, unit)
+
+
+def tails_and_width(form: BilinearForm) -> tuple[Tails, int]:
+    """Return a form's tails, and the larger number of its columns and its rows."""
+    return tails(form), max(form.shape)
+
+
+def sample_of_tails(
+    measured: Mapping[str, Sequence[tuple[Tails, int]]], unit: str = "batches"
+) -> Sample:
+    """Make a sample from the tails and widths of each layer's forms, by unit.
 
     By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1). The
     layers of one model, and the changes of one run, share the large dimensions of the residual
     stream.
     """
-    measured = {
-        layer: [tails(form)._asdict() for form in forms_of_layer]
-        for layer, forms_of_layer in forms.items()
+    numbers = {
+        layer: [tails_of_form._asdict() for tails_of_form, _ in forms_of_layer]
+        for layer, forms_of_layer in measured.items()
     }
-    width = max(max(forms_of_layer[0].shape) for forms_of_layer in forms.values())
-    sample = sample_of(measured, unit)
+    width = max(forms_of_layer[0][1] for forms_of_layer in measured.values())
+    sample = sample_of(numbers, unit)
     chance = 2 / math.sqrt(max(width - 1, 1))
     return replace(sample, chance=chance, one_model=unit != "batches")
 
 
 def in_updates(evidence: Evidence) -> Sample:
     """Return the tails of Σ_ij β_ij x_i x_jᵀ in each layer, batch by batch."""
-    return tails_of({k: [update.form for update in u] for k, u in evidence.updates.items()})
+    return tails_of({k: (update.form for update in u) for k, u in evidence.updates.items()})
 
 
 def in_weights(evidence: Evidence) -> Sample:

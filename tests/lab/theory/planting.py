@@ -15,7 +15,7 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk_lab.theory.evidence import Evidence
-from wqk_lab.theory.gradients import LayerGradient, blocks_of
+from wqk_lab.theory.gradients import LayerGradient, blocks_of, mixing_error
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
 
@@ -88,6 +88,12 @@ def evidence(
         for batch in range(U):
             gradients.append([make(random, batch, layer) for layer in range(L)])
         planted["gradients"] = gradients
+        values = kept.get("values", {})
+        for layers in gradients:
+            for layer in layers:
+                label = str(layer.attention.plan.layer)
+                error = mixing_error(layer, values.get(label))
+                made.mixing_errors.setdefault(label, []).append(error)
     made.__dict__.update(planted)
     return made
 

@@ -13,7 +13,7 @@ from tests.lab.theory.tiny import VARIETY, batch_for, built, linear, objective
 
 from wqk.checkpoints import open_checkpoint
 from wqk_lab.theory import bilinear_scores
-from wqk_lab.theory.gradients import LayerGradient, gradients, load_values
+from wqk_lab.theory.gradients import LayerGradient, gradients, load_values, mixing_error
 
 
 def uses_of(model: Any, batch: Any, seed: int = 1) -> list[LayerGradient]:
@@ -27,7 +27,7 @@ def test_attention_is_made_of_bilinear_forms(name: str) -> None:
         checkpoint = open_checkpoint(model)
         for use in uses:
             plan = use.attention.plan
-            mixing = bilinear_scores.mixing_error(use, load_values(checkpoint, plan))
+            mixing = mixing_error(use, load_values(checkpoint, plan))
             assert max(bilinear_scores.form_error(use), bilinear_scores.heads_error(use)) < 1e-13
             assert np.isnan(mixing) or mixing < 1e-13
             error = bilinear_scores.attention_error(use)
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_seen() -> None:
             assert bilinear_scores.same_order(rolled_use) < 0.9
             values = load_values(checkpoint, attention.plan)
             rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
-            assert bilinear_scores.mixing_error(use, rolled) > 1e-3
+            assert mixing_error(use, rolled) > 1e-3
 
 
 def test_each_statement_has_its_own_measure() -> None:

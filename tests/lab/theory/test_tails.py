@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,3 +125,19 @@ def test_the_chance_of_independent_entries_is_the_one_that_is_stated(width: int)
 def test_a_lemma_is_said_to_be_of_the_batches_that_there_were() -> None:
     sample = Sample(np.ones((3, 2)), "batches", ("0", "1"), {"reach": np.full((3, 2), 2.0)})
     assert Estimate.of(lemma(sample)).over == "3 batches × 2 layers"
+
+
+def test_forms_are_measured_one_at_a_time() -> None:
+    """The forms of all layers and batches of a large model do not fit into memory."""
+    made: list[weakref.ref[BilinearForm]] = []
+
+    def forms() -> Iterator[BilinearForm]:
+        random = np.random.default_rng(0)
+        for _ in range(4):
+            assert sum(reference() is not None for reference in made) <= 1
+            form = BilinearForm(random.standard_normal((5, 3)), random.standard_normal((5, 3)))
+            made.append(weakref.ref(form))
+            yield form
+            del form
+
+    assert tails_of({"0": forms()}).values.shape == (4, 1)
