@@ -6,7 +6,7 @@ python docs/generate_results.py
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,20 +55,20 @@ PAIR_WORDS = (
     "and its skew part {1}. A decoder's parts keep {2} and {3}."
 )
 
-# Models that were trained again and measured with a control of the scores' size: the pair of
-# `make train` on two texts, and small models.
-PAIRS_AGAIN = (
-    "rerun-encoder",
-    "rerun-wikipedia-encoder",
-    "rerun-decoder",
-    "rerun-wikipedia-decoder",
-)
-SMALL_AGAIN = (
-    "rerun-small-encoder",
-    "rerun-small-reviews-encoder",
-    "rerun-small-decoder",
-    "rerun-small-reviews-decoder",
-)
+# Models that were trained again and measured with a control of the scores' size, with their texts:
+# the pair of `make train`, and small models.
+PAIRS_AGAIN = {
+    "rerun-encoder": "Python's docstrings",
+    "rerun-wikipedia-encoder": "Wikipedia",
+    "rerun-decoder": "Python's docstrings",
+    "rerun-wikipedia-decoder": "Wikipedia",
+}
+SMALL_AGAIN = {
+    "rerun-small-encoder": "Wikipedia",
+    "rerun-small-reviews-encoder": "reviews",
+    "rerun-small-decoder": "Wikipedia",
+    "rerun-small-reviews-decoder": "reviews",
+}
 
 # Phrases for verdicts on a part that was predicted to do worse or better than random halves.
 THAN_RANDOM = {
@@ -82,7 +82,7 @@ THAN_RANDOM = {
     ("more", "not reproduced"): "no better than random halves",
 }
 
-UNDECIDED = "neither worse nor better than random halves, as far as can be told"
+UNDECIDED = "neither worse nor better than random halves beyond chance"
 
 # The paragraph to quote, with the estimates of contrasts and of the paper's claims to be filled in.
 SUMMARY = FOLDER / "summary.template"
@@ -260,43 +260,45 @@ def summary() -> list[str]:
     return "\n>\n".join(paragraphs).split("\n")
 
 
-def than_random(models: Sequence[str]) -> list[str]:
-    """Return sentences that compare parts alone with random halves as large, from verdicts."""
+def than_random(models: Mapping[str, str]) -> list[str]:
+    """Return sentences that compare parts alone with random halves as large, from verdicts.
+
+    Parameters
+    ----------
+    models
+        Names of models in the records, with their texts.
+    """
     sentences = []
     for mode in ("encoder", "decoder"):
-        models_of_mode = [model for model in models if model.endswith(mode)]
+        text_of_model = {model: text for model, text in models.items() if model.endswith(mode)}
         for part in ("skew", "symmetric"):
-            outcome = part_alone(models_of_mode, part)
+            outcome = part_alone(text_of_model, part)
             sentences.append(f"With its {part} part alone {with_article(mode)} does {outcome}.")
     return sentences
 
 
-def part_alone(models: Iterable[str], part: str) -> str:
-    """Return the verdicts on a part of models, each with its contrasts."""
+def part_alone(text_of_model: Mapping[str, str], part: str) -> str:
+    """Return the verdicts on a part of models, with their texts and contrasts."""
     outcomes = {outcome[0].contrast: outcome for outcome in verdicts(PARTS)}
+    texts_by_phrase: dict[str, list[str]] = {}
     contrasts_by_phrase: dict[str, list[str]] = {}
-    undecided = []
-    for model in models:
+    for model, text in text_of_model.items():
         claim, verdict, result = outcomes[f"{model}-{part}"]
         if result is None:
             continue
         contrast = f"`{claim.contrast}`"
-        if verdict == "undecided":
-            undecided.append(contrast)
-            continue
-        if result.borrows:
+        if verdict != "undecided" and result.borrows:
             contrast += " by borrowed variance"
-        phrase = THAN_RANDOM[claim.predicts, verdict]
+        phrase = UNDECIDED
+        if verdict != "undecided":
+            phrase = THAN_RANDOM[claim.predicts, verdict]
+        texts_by_phrase.setdefault(phrase, []).append(text)
         contrasts_by_phrase.setdefault(phrase, []).append(contrast)
-    if not contrasts_by_phrase:
-        return f"{UNDECIDED} ({', '.join(undecided)})"
     phrases = []
-    for phrase, contrasts in contrasts_by_phrase.items():
-        phrases.append(f"{phrase} ({', '.join(contrasts)})")
-    text = " or ".join(phrases)
-    if undecided:
-        text = f"{text.removesuffix(')')}; undecided: {', '.join(undecided)})"
-    return text
+    for phrase, texts in texts_by_phrase.items():
+        contrasts = ", ".join(contrasts_by_phrase[phrase])
+        phrases.append(f"{phrase} on {' and '.join(texts)} ({contrasts})")
+    return ", and ".join(phrases)
 
 
 def with_article(noun: str) -> str:

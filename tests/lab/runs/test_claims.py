@@ -243,3 +243,21 @@ def test_every_decided_verdict_on_a_part_has_words() -> None:
     # A prediction and the opposite prediction, reversed, are one outcome.
     assert phrases["less", "reproduced"] == phrases["more", "reversed"]
     assert phrases["more", "reproduced"] == phrases["less", "reversed"]
+
+
+def test_verdicts_on_a_part_are_told_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(DOCS / "generate_results.py"))
+    result = results(RESULTS)["published"]
+    outcomes = [
+        (Claim("", "a-encoder-skew", "less", 0.1), "reproduced", result),
+        (Claim("", "b-encoder-skew", "less", 0.1), "not reproduced", result),
+        (Claim("", "c-encoder-skew", "less", 0.1), "reproduced", result),
+        (Claim("", "d-encoder-skew", "less", 0.1), "not run", None),
+    ]
+    part_alone = script["part_alone"]
+    monkeypatch.setitem(part_alone.__globals__, "verdicts", lambda folder: outcomes)
+    texts = {"a-encoder": "A", "b-encoder": "B", "c-encoder": "C", "d-encoder": "D"}
+    assert part_alone(texts, "skew") == (
+        "worse than random halves on A and C (`a-encoder-skew`, `c-encoder-skew`), "
+        "and no worse than random halves on B (`b-encoder-skew`)"
+    )
