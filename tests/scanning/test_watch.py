@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,23 @@ def test_an_unexpected_error_does_not_end_a_watch(run, out, monkeypatch):
     *_, table = watched(run, out, until=20, on_wait=lambda *arguments: waits.append(arguments))
     assert waits == [(str(run / "checkpoint-10"), "unexpected surprise")]
     assert steps(table) == [20]
+
+
+def test_a_checkpoint_whose_files_still_change_waits(
+    run: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = checkpoint(run, 10) / "model.safetensors"
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) < 3:  # the trainer writes on
+            os.utime(weights, (len(waits), len(waits)))
+
+    monkeypatch.setattr(sys.modules[watch.__module__], "time", SimpleNamespace(sleep=wait))
+    table = next(watched(run, out, until=10))
+    assert steps(table) == [10]
+    assert len(waits) == 3
 
 
 def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(run, out, tmp_path, monkeypatch):
