@@ -3,7 +3,8 @@
 ``python examples/starts.py wikipedia.jsonl.xz starts.csv --seeds 1-15`` trains small BERTs of
 `transformers` on characters, one for each arm and seed, and adds a line to the table when one has
 ended; interrupted, the same command goes on. ``--jobs 2`` trains two at a time. ``--layers 4
---width 256 --rate 3e-4`` trains larger models; each recipe needs a table of its own.
+--width 256 --rate 3e-4 --prefix "larger "`` trains larger models; each recipe needs a table of its
+own, and names of its own in the records.
 
 A symmetric start, W_k = W_q, makes tokens attend to themselves, makes similar tokens attract each
 other, and makes the form symmetric. All arms have heads of one mean norm. The *excess* is what the
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=SMALL.layers)
     parser.add_argument("--width", type=int, default=SMALL.width)
     parser.add_argument("--rate", type=float, default=SMALL.rate)
+    parser.add_argument("--prefix", default="", help="put before the names of the arms")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
@@ -258,10 +260,11 @@ def main() -> None:
         (name, seed, options.text, recipe)
         for seed in range(int(first), int(last or first) + 1)
         for name in options.arms
-        if (name, seed) not in done
+        if (options.prefix + name, seed) not in done
     ]
     with get_context("spawn").Pool(options.jobs) as pool:
         for row in pool.imap_unordered(run, missing_runs):
+            row["start"] = options.prefix + row["start"]
             with options.table.open("a", newline="") as file:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
             print(", ".join(f"{name} {value}" for name, value in row.items()), file=sys.stderr)
