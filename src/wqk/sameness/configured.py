@@ -140,8 +140,31 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
         axial=expected if is_axial else None,
     )
     restored = _restored(models, pair, _frequencies)
-    steps = tuple(restored.steps) if restored is not None else ()
+    if restored is not None:
+        steps = tuple(restored.steps)
+    else:
+        steps = _steps_of_share(models[1], pair[1], expected)
     return Mismatch(Kind.ROTARY, other_rotary(expected, actual), steps), plan
+
+
+def _steps_of_share(
+    candidate: Model, plan: AttentionPlan, expected: Rotary | None
+) -> tuple[Setting, ...]:
+    """Return the setting of the share of rotated dimensions, by the key of the candidate's family.
+
+    Nothing is returned unless the block has the expected rotation with this setting.
+    """
+    if expected is None or plan.rule.rotary is None:
+        return ()
+    own_config = _own_config(candidate, plan)
+    share = 2 * len(expected.frequencies) / plan.query.head_width
+    for key in plan.rule.rotary.fraction:
+        if key not in own_config:
+            continue
+        replanned = _replanned(candidate, plan, own_config | {key: share})
+        if replanned is not None and same_rotation(expected, replanned.rotary):
+            return (Setting((*_path_of(plan), key), share),)
+    return ()
 
 
 def _frequencies(plan: AttentionPlan) -> object:

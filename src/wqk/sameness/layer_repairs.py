@@ -128,7 +128,9 @@ def _cause_of_ends(stack: _Stack, steps: tuple[Step, ...]) -> Cause:
     predicate = "missing" if stack.missing else "added"
     reason = f"{noun} {spans(layers)} {verb} {predicate}"
     places = tuple(Place(stack.plan.stack, stack.plan.kind, layer) for layer in layers)
-    return Cause(Mismatch(Kind.LAYERS, reason, steps), places)
+    names = [name for step in steps for name in step.edited]
+    facts = {"tensors": dict.fromkeys(names, "tensor")}
+    return Cause(Mismatch(Kind.LAYERS, reason, steps, facts=facts), places)
 
 
 def _with_steps(block: BlockComparison, steps: tuple[Step, ...]) -> BlockComparison:

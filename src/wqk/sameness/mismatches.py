@@ -39,6 +39,7 @@ class Kind(StrEnum):
     TENSOR = "another tensor's weights"
     LAYER = "another layer's weights"
     LAYERS = "other layers"
+    INITIALIZED = "left as initialized"
     STRANGERS = "heads of other weights"
     COPIES = "heads copied from others"
     AVERAGED = "heads averaged"

@@ -31,7 +31,7 @@ def cause_of_missing(pair: Pair, reference: Model) -> Mismatch | None:
     if not sources:
         return None
     titles = ", ".join(dict.fromkeys(map(short, sources)))
-    facts = {"tensors": dict.fromkeys(sources, "norm before the score")}
+    facts = {"tensors": dict.fromkeys(sources, "norm")}
     steps = (Change(tuple(sources), Take()),)
     return Mismatch(Kind.MISSING, f"{titles}: {Kind.MISSING}", steps, facts=facts)
 
@@ -59,7 +59,27 @@ def _sources(pair: Pair, reference: Model) -> dict[str, str]:
         source = reference_prefix + name.removeprefix(candidate_prefix)
         if source in reference.checkpoint.tensors():
             sources[name] = source
+    for source in _lost_from_norms(pair):
+        sources[candidate_prefix + source.removeprefix(reference_prefix)] = source
     return sources
+
+
+def _lost_from_norms(pair: Pair) -> Iterator[str]:
+    """Yield the reference's names of tensors of the norms before the projections that are missing.
+
+    Both blocks must be of one family, whose files have these tensors or lack all of them.
+    """
+    if pair[0].family != pair[1].family:
+        return
+    for name in ("query", "key", "value"):
+        reference, candidate = (getattr(plan, name) for plan in pair)
+        if reference is None or candidate is None or reference.input_norm is None:
+            continue
+        norm = candidate.input_norm
+        if norm is None:
+            yield from (part.name for part in reference.input_norm.gain)
+        if norm is None or not norm.bias:
+            yield from (part.name for part in reference.input_norm.bias)
 
 
 def _prefixes(reference_name: str, candidate_name: str) -> tuple[str, str]:

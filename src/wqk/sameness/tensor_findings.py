@@ -17,6 +17,7 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
+from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError
 from wqk.sameness.contents import compare_stored
 from wqk.sameness.edits import (
@@ -47,6 +48,11 @@ from wqk.sameness.weight_pairs import short
 LARGEST = 1 << 28
 # Entries whose median difference is a constant that may have been added.
 SAMPLED = 1 << 16
+# Standard deviation of most models' first weights, where the configuration sets none.
+INITIALIZER_RANGE = 0.02
+# Standard deviations of trained and of first weights differ by more than this share, and by more
+# than chance.
+MOST_CHANCE = 0.1
 # Experts and layers that a reason lists.
 LISTED = 16
 # Tensors of a module whose rows are searched together, at most.
@@ -217,12 +223,31 @@ class TensorSearch:
             expected, actual = self._both(name)
         except CheckpointError:
             return None
-        finding = _edit_of(expected, actual)
+        finding = _edit_of(expected, actual) or self._initialized(expected, actual)
         if finding is None:
             return None
         steps = (Change((self._names[name],), finding.edit),)
         reason = f"{title_of(name)}: {finding.description}"
         return TensorFinding(finding.kind, reason, (name,), steps)
+
+    def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
+        """Find a tensor that is still what a model of this configuration starts with."""
+        start = as_number(self._candidate.config.get("initializer_range", INITIALIZER_RANGE))
+        deviations = float(expected.std()), float(actual.std())
+        # A share of the deviation that a random start exceeds once in a million times.
+        chance = 5 / math.sqrt(2 * actual.size)
+        if not start or chance > MOST_CHANCE or abs(deviations[1] / start - 1) > chance:
+            return None
+        product = float(np.vdot(expected - expected.mean(), actual))
+        cosine = product / (actual.size * deviations[0] * deviations[1] or TINY)
+        is_alike = abs(deviations[0] / deviations[1] - 1) < MOST_CHANCE
+        if is_alike or abs(cosine) > 5 / math.sqrt(actual.size):
+            return None
+        description = (
+            f"left as initialized? (standard deviation {deviations[1]:.2g}, as the configuration "
+            f"starts with; the reference's is {deviations[0]:.2g})"
+        )
+        return EditFound(Kind.INITIALIZED, description, Take())
 
     # -- rows of several tensors -----------------------------------------------------------
 
