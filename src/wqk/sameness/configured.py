@@ -129,6 +129,9 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
         actual = as_exact_as(expected, actual)
     if same_rotation(expected, actual):
         return None
+    kind_of_layer = _other_kind_of_layer(models, pair, expected)
+    if kind_of_layer is not None:
+        return kind_of_layer
     if reference.rotary and candidate.rotary:
         repaired = _configured(models, pair, reference.rotary, candidate.rotary)
         if repaired is not None:
@@ -145,6 +148,26 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
     else:
         steps = _steps_of_share(models[1], pair[1], expected)
     return Mismatch(Kind.ROTARY, other_rotary(expected, actual), steps), plan
+
+
+def _other_kind_of_layer(
+    models: Sequence[Model], pair: Pair, expected: Rotary | None
+) -> RepairedPlan | None:
+    """Return the list of kinds of layers that gives the block the expected rotation, if one does.
+
+    Kinds of layers have rotary positions of their own, which are right where the list is wrong.
+    """
+    own_configs = [_own_config(model, plan) for model, plan in zip(models, pair, strict=True)]
+    kinds, actual = (config.get("layer_types") for config in own_configs)
+    if not isinstance(kinds, list) or kinds == actual or expected is None:
+        return None
+    plan = _replanned(models[1], pair[1], own_configs[1] | {"layer_types": kinds})
+    if plan is None or plan.rotary is None:
+        return None
+    if not same_rotation(expected, as_exact_as(expected, plan.rotary)):
+        return None
+    step = Setting((*_path_of(pair[1]), "layer_types"), kinds)
+    return Mismatch(Kind.SETTING, "layers of another kind (layer_types)", (step,)), plan
 
 
 def _steps_of_share(
