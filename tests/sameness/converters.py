@@ -311,13 +311,13 @@ def without_prefix(tensors: Tensors, config: Config) -> tuple[Tensors, Config]:
 
 def to_meta(tensors: Tensors, config: Config) -> tuple[Tensors, Config]:
     """Meta's names and order of rotated dimensions."""
-    words = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
+    side_names = {"q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo"}
     converted = {}
     for name, value in tensors.items():
         if match := re.match(r"model\.(layers\.\d+)\.self_attn\.(\w+)\.weight", name):
             heads = {"q_proj": H, "k_proj": G}.get(match[2])
             rows = pairs(heads)(value) if heads else value
-            converted[f"{match[1]}.attention.{words[match[2]]}.weight"] = rows
+            converted[f"{match[1]}.attention.{side_names[match[2]]}.weight"] = rows
         elif match := re.match(r"model\.(layers\.\d+)\.input_layernorm\.weight", name):
             converted[f"{match[1]}.attention_norm.weight"] = value
     params = {"dim": D, "n_layers": LAYERS, "n_heads": H, "n_kv_heads": G, "head_dim": R}
