@@ -523,5 +523,5 @@ def test_coupling_takes_a_layer_of_a_model() -> None:
     model = wqk.open(wqk.demo_model("encoder"))
     expected = coupling(model[-1].heads)
     np.testing.assert_array_equal(coupling(model, layer=-1), expected)
-    with pytest.raises(FormError, match=r"model\[0\].heads"):
+    with pytest.raises(FormError, match=r"wqk.open\(ref\)\[0\].heads"):
         coupling(model)
