@@ -326,18 +326,34 @@ def _respelled(
     """Return a configuration with these settings in its spelling, and the steps that change it."""
     parameters: Any = config.get("rope_parameters")
     if isinstance(parameters, Mapping):
-        value: dict[str, Any] = {"rope_type": "default", **settings}
-        previous: Any = parameters[kind] if kind else parameters
-        changed = {**config, "rope_parameters": {**parameters, kind: value} if kind else value}
-        path = ("rope_parameters", kind) if kind else ("rope_parameters",)
-        differing = {key for key in value | previous if value.get(key) != previous.get(key)}
-        if differing <= {"rope_theta"}:
-            return changed, [Setting((*path, "rope_theta"), settings["rope_theta"])]
-        return changed, [Setting(path, value)]
+        return _respelled_by_kind(config, parameters, kind, settings)
     scaling = {key: value for key, value in settings.items() if key != "rope_theta"}
     edits = {"rope_theta": settings.get("rope_theta"), "rope_scaling": scaling or None}
     steps = [Setting((key,), value) for key, value in edits.items() if value != config.get(key)]
     return {**config, **edits}, steps
+
+
+def _respelled_by_kind(
+    config: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    kind: str,
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[Setting]]:
+    """Return the same for ``rope_parameters``, of all layers or of one kind of layers."""
+    value: dict[str, Any] = {"rope_type": "default", **settings}
+    path: tuple[str, ...] = ("rope_parameters",)
+    previous: Mapping[str, Any] = parameters
+    respelled: dict[str, Any] = value
+    if kind:
+        path = ("rope_parameters", kind)
+        previous = parameters[kind]
+        respelled = {**parameters, kind: value}
+    changed = {**config, "rope_parameters": respelled}
+    keys = value.keys() | previous.keys()
+    differing = {key for key in keys if value.get(key) != previous.get(key)}
+    if differing <= {"rope_theta"}:
+        return changed, [Setting((*path, "rope_theta"), settings["rope_theta"])]
+    return changed, [Setting(path, value)]
 
 
 # -- other settings ----------------------------------------------------------------------------

@@ -74,12 +74,20 @@ def wrong_merge(base: np.ndarray, update: Decomposed, actual: np.ndarray) -> str
 def _scale_of_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -> float:
     """Return the t of rows that are a · (W + t P), with a factor a of each row."""
     weight, merged = base.astype(np.float64), actual.astype(np.float64)
-    ww, wp, pp = (
-        np.einsum("nd,nd->n", first, second)
-        for first, second in ((weight, weight), (weight, product), (product, product))
-    )
-    wa, pa = (np.einsum("nd,nd->n", each, merged) for each in (weight, product))
+    ww = _products_of_rows(weight, weight)
+    wp = _products_of_rows(weight, product)
+    pp = _products_of_rows(product, product)
+    wa = _products_of_rows(weight, merged)
+    pa = _products_of_rows(product, merged)
     # The ratio of the two coefficients of a least-squares fit of each row.
-    of_weight, of_product = wa * pp - pa * wp, pa * ww - wa * wp
+    of_weight = wa * pp - pa * wp
+    of_product = pa * ww - wa * wp
     fits = of_weight != 0
-    return float(np.median(of_product[fits] / of_weight[fits])) if fits.any() else 1.0
+    if not fits.any():
+        return 1.0
+    return float(np.median(of_product[fits] / of_weight[fits]))
+
+
+def _products_of_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the scalar product of each row with the other array's row, (n,)."""
+    return np.asarray(np.einsum("nd,nd->n", first, second))

@@ -166,9 +166,13 @@ def ratio_of_scales(
     """
     if expected.shape != actual.shape or shared < 2 or actual.size % shared:
         return None
-    first, second = (np.asarray(x, np.float64).reshape(-1, shared) for x in (expected, actual))
+    first = np.asarray(expected, np.float64).reshape(-1, shared)
+    second = np.asarray(actual, np.float64).reshape(-1, shared)
     squares = np.square(first).sum(axis=1)
-    factors = (first * second).sum(axis=1) / np.where(squares > 0, squares, 1.0)
-    left = np.abs(second - factors[:, None] * first).max(axis=1)
+    products = (first * second).sum(axis=1)
+    factors = products / np.where(squares > 0, squares, 1.0)
+    residual = np.abs(second - factors[:, None] * first).max(axis=1)
     allowed = SAME_FACTOR * np.abs(second).max(axis=1)
-    return np.where(squares > 0, factors, 1.0) if (left <= allowed).all() else None
+    if (residual > allowed).any():
+        return None
+    return np.where(squares > 0, factors, 1.0)

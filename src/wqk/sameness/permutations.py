@@ -281,33 +281,60 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
     Axes(shape=(2, 4, 3), axes=(0, 2, 1))
     """
     count = len(rows)
-    start = np.arange(count)
     if (np.diff(rows) % count == 1).all():
         by = int(rows[0]) if 2 * rows[0] <= count else int(rows[0]) - count
         return NamedOrder(f"rolled by {by}", Permute(0, Rolled(by)))
     if (np.diff(rows) == -1).all():
         return NamedOrder("in reverse order", Permute(0, Reversed()))
+    return _name_as_axes(rows, sizes) or _name_in_stretches(rows, sizes) or _name_short(rows)
+
+
+def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
+    """Name a permutation that exchanges axes; None if it exchanges none."""
+    count = len(rows)
+    start = np.arange(count)
     sampled = np.unique(np.linspace(0, count - 1, 17).astype(int))  # compared first
     for shape, order in _views(count, sizes):
         moved = start.reshape(shape).transpose(order).ravel()
-        if np.array_equal(moved[sampled], rows[sampled]) and np.array_equal(moved, rows):
-            names = [sizes.factors.get(n, str(n)) if n > 2 else str(n) for n in shape]
-            actual, expected = " × ".join(names), " × ".join(names[axis] for axis in order)
-            description = f"lie as {actual}; expected as {expected}"
-            return NamedOrder(description, Permute(0, Axes(shape, order)))
+        fits_sample = np.array_equal(moved[sampled], rows[sampled])
+        if not fits_sample or not np.array_equal(moved, rows):
+            continue
+        names = [str(length) for length in shape]
+        for place, length in enumerate(shape):
+            if length > 2:
+                names[place] = sizes.factors.get(length, str(length))
+        actual = " × ".join(names)
+        expected = " × ".join(names[axis] for axis in order)
+        description = f"lie as {actual}; expected as {expected}"
+        return NamedOrder(description, Permute(0, Axes(shape, order)))
+    return None
+
+
+def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
+    """Name a permutation that is the same in every stretch of rows; None if it is not."""
+    count = len(rows)
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
     for length in sorted(periods):
-        if length < count and count % length == 0:
-            table = rows.reshape(-1, length) - length * np.arange(count // length)[:, None]
-            if (table == table[0]).all() and table[0].min() >= 0 and table[0].max() < length:
-                return _within(table[0], sizes)
-    moved = np.flatnonzero(rows != start)
-    if len(moved) <= SHORT:
-        listed = " ".join(map(str, moved))
-        order_of_all = Listed(tuple(rows.tolist()))
-        return NamedOrder(f"{listed} in each other's places", Permute(0, order_of_all))
+        if length >= count or count % length:
+            continue
+        starts = length * np.arange(count // length)
+        table = rows.reshape(-1, length) - starts[:, None]
+        inner = table[0]
+        stays_inside = inner.min() >= 0 and inner.max() < length
+        if stays_inside and (table == inner).all():
+            return _within(inner, sizes)
     return None
+
+
+def _name_short(rows: np.ndarray) -> NamedOrder | None:
+    """Name a permutation of a few rows by their numbers; None for more rows."""
+    moved = np.flatnonzero(rows != np.arange(len(rows)))
+    if len(moved) > SHORT:
+        return None
+    listed = " ".join(map(str, moved))
+    order_of_all = Listed(tuple(rows.tolist()))
+    return NamedOrder(f"{listed} in each other's places", Permute(0, order_of_all))
 
 
 def _within(inner: np.ndarray, sizes: Sizes) -> NamedOrder:

@@ -388,13 +388,9 @@ def _edit_of(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
 
 def _arithmetic(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
     """Find an operation on each number: a constant added, a factor, an exponential."""
-    stride = max(1, actual.size // SAMPLED)
-    step = float(np.median((actual - expected).ravel()[::stride]))
-    if abs(step) > LEAST_OFFSET and _is_offset(expected, actual, step):
-        is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
-        constant = round(step) if is_whole else step
-        verb = "added" if step > 0 else "subtracted"
-        return EditFound(Kind.OFFSET, f"{abs(constant):g} was {verb}", Offset(-constant))
+    offset = _added_constant(expected, actual)
+    if offset is not None:
+        return offset
     factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
     if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
         return EditFound(Kind.SCALED, f"scaled by {factor:.4g}", Scale(factor))
@@ -405,6 +401,18 @@ def _arithmetic(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
             description = f"{Kind.EXPONENTIAL}, {exponential} of it"
             return EditFound(Kind.EXPONENTIAL, description, Logarithm(sign < 0))
     return None
+
+
+def _added_constant(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
+    """Find a constant that was added to each number."""
+    stride = max(1, actual.size // SAMPLED)
+    step = float(np.median((actual - expected).ravel()[::stride]))
+    if abs(step) <= LEAST_OFFSET or not _is_offset(expected, actual, step):
+        return None
+    is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
+    constant = round(step) if is_whole else step
+    verb = "added" if step > 0 else "subtracted"
+    return EditFound(Kind.OFFSET, f"{abs(constant):g} was {verb}", Offset(-constant))
 
 
 def _is_exponential(expected: np.ndarray, actual: np.ndarray, sign: int) -> bool:
