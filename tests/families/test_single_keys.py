@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,42 @@ def test_the_mask_of_a_text_of_blip_alone_is_an_assumption() -> None:
     (plan,) = wqk.open(Module(weights, config)).plans
     (assumption,) = plan.assumptions
     assert (assumption.aspect.value, assumption.value) == ("mask", "none")
+
+
+def test_every_layer_of_lxmert_is_fed_by_the_norm_before_it() -> None:
+    """The output of the norm that a plan names is the input of the plan's queries."""
+    depths = {"l_layers": 2, "r_layers": 2, "x_layers": 1}
+    config = transformers.LxmertConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_attention_heads=4,
+        vocab_size=30,
+        visual_feat_dim=8,
+        **depths,
+    )
+    model = transformers.LxmertModel(config).eval()
+    inputs, outputs = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+
+    def record(name: str, _: object, taken: tuple[torch.Tensor, ...], made: torch.Tensor) -> None:
+        inputs[name], outputs[name] = taken[0], made
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm):
+            module.register_forward_hook(partial(record, name))
+    with torch.no_grad():
+        model(
+            input_ids=torch.arange(6)[None],
+            visual_feats=torch.randn(1, 3, 8),
+            visual_pos=torch.rand(1, 3, 4),
+        )
+    fed = set()
+    for plan in wqk.open(model).plans:
+        norm = plan.query.input_norm
+        # The norms within the layers of both streams run twice, once for each.
+        if norm is not None and plan.stack in ("text", "vision"):
+            fed.add((plan.stack, plan.layer))
+            query, gain = (
+                tensor.rpartition(".")[0] for tensor in (plan.query.tensor, norm.gain[0].name)
+            )
+            torch.testing.assert_close(inputs[query], outputs[gain])
+    assert fed == {("text", 0), ("text", 1), ("vision", 1)}
