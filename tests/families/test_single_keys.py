@@ -259,3 +259,30 @@ def test_every_layer_of_lxmert_is_fed_by_the_norm_before_it() -> None:
             )
             torch.testing.assert_close(inputs[query], outputs[gain])
     assert fed == {("text", 0), ("text", 1), ("vision", 1)}
+
+
+def test_reading_order_of_pages_has_heads_of_its_own() -> None:
+    layer = "reading_order.encoder.layer.0.attention.self"
+    names = (f"{layer}.query.weight", f"{layer}.key.weight", f"{layer}.value.weight")
+    weights = arrays(*names, rows=16, columns=16)
+    own = {"num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": 1}
+    config = {
+        "model_type": "pp_doclayout_v2",
+        "encoder_attention_heads": 8,
+        "reading_order_config": own,
+    }
+    (plan,) = wqk.open(Module(weights, config)).plans
+    assert (plan.stack, plan.query.heads, plan.key.heads) == ("reading-order", 2, 2)
+
+
+def test_every_output_of_marian_is_that_of_its_queries() -> None:
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "decoder_start_token_id": 0}
+    widths = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 30}
+    config = transformers.MarianConfig(pad_token_id=0, **heads, **layers, **widths)
+    plans = wqk.open(transformers.MarianModel(config)).plans
+    assert len(plans) == 3
+    for plan in plans:
+        assert plan.output is not None
+        module = plan.query.tensor.removesuffix("q_proj.weight")
+        assert plan.output.tensor == f"{module}out_proj.weight"
