@@ -265,11 +265,11 @@ def test_reading_order_of_pages_has_heads_of_its_own() -> None:
     layer = "reading_order.encoder.layer.0.attention.self"
     names = (f"{layer}.query.weight", f"{layer}.key.weight", f"{layer}.value.weight")
     weights = arrays(*names, rows=16, columns=16)
-    own = {"num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": 1}
+    reading_order = {"num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": 1}
     config = {
         "model_type": "pp_doclayout_v2",
         "encoder_attention_heads": 8,
-        "reading_order_config": own,
+        "reading_order_config": reading_order,
     }
     (plan,) = wqk.open(Module(weights, config)).plans
     assert (plan.stack, plan.query.heads, plan.key.heads) == ("reading-order", 2, 2)

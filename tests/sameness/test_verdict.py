@@ -73,6 +73,21 @@ def test_another_setting_of_positions_is_a_difference_with_its_repair(family: Pa
     assert answer.repair == 'config["rope_parameters"]["rope_theta"] = 10000.0'
 
 
+@pytest.mark.parametrize(
+    ("of_reference", "of_candidate", "difference"),
+    [
+        ({"rotary_share": 0.5}, {}, "rotary_share: 0.5 expected, None found"),
+        ({}, {"rotary_share": 0.5}, "rotary_share: None expected, 0.5 found"),
+    ],
+)
+def test_a_setting_of_positions_that_one_model_lacks_is_a_difference(
+    of_reference, of_candidate, difference, family
+):
+    answer = compare(model(**of_reference), model(**of_candidate), family)
+    assert answer.verdict is Verdict.DIFFERENT
+    assert difference in answer.sentence
+
+
 def test_rows_in_another_order_decide_nothing(family: Path):
     moved = StateDict(interleaved(model()), model().config, "moved")
     answer = compare(model(), moved, family)
