@@ -24,8 +24,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from threading import Condition
+from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import finalize
 
 import numpy as np
 
@@ -178,6 +179,64 @@ def side_by_side(
         return list(map(do, *items))
     with one_blas_thread(), ThreadPoolExecutor(usable_cores()) as pool:
         return list(pool.map(do, *items))
+
+
+class _Reserve:
+    """Memory of large arrays of which nothing is used any more, for the next large arrays."""
+
+    def __init__(self) -> None:
+        self._unused: list[np.ndarray] = []
+        self._lock = Lock()
+
+    def empty(self, count: int, dtype: type) -> np.ndarray:
+        """Return an array (count,) in unused memory, or in new memory."""
+        nbytes = count * np.dtype(dtype).itemsize
+        with self._lock:
+            sizes = {len(memory): place for place, memory in enumerate(self._unused)}
+            fitting = [size for size in sizes if size >= nbytes]
+            if fitting:
+                memory = self._unused.pop(sizes[min(fitting)])
+            else:
+                self._unused.clear()  # memory of other sizes would add to what is needed
+                memory = np.empty(nbytes, np.uint8)
+        array = np.frombuffer(memory.data, dtype, count)
+        # Views of the array refer to the array, not to the memory. To append takes no lock, which
+        # this thread may hold.
+        finalize(array, self._unused.append, memory)
+        return array
+
+
+_reserve: _Reserve | None = None
+_reserve_users = 0
+# Arrays of at least this many bytes are never kept by the GNU C library.
+LARGE = 1 << 25
+
+
+@contextmanager
+def reused_memory() -> Iterator[None]:
+    """Keep the memory of the large arrays of `empty_array` for the next ones.
+
+    The system clears all memory that it gives to a process, which takes as long as reading into it.
+    """
+    global _reserve, _reserve_users
+    with _changed:
+        _reserve = _reserve or _Reserve()
+        _reserve_users += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _reserve_users -= 1
+            if not _reserve_users:
+                _reserve = None
+
+
+def empty_array(count: int, dtype: type) -> np.ndarray:
+    """Return an array (count,) whose values are not set, within `reused_memory` in used memory."""
+    reserve = _reserve
+    if reserve is None or count * np.dtype(dtype).itemsize < LARGE:
+        return np.empty(count, dtype)
+    return reserve.empty(count, dtype)
 
 
 @contextmanager

@@ -158,13 +158,19 @@ class Factor:
         return result
 
 
-def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
+def load_factor(
+    stored: Mapping[Part, Array], side: Side, name: str, *, contiguous: bool = True
+) -> Factor:
     """Build the factor of one side from the parts that were read.
 
+    If not ``contiguous``, a weight that is stored (in, out) is turned without a copy.
     Raises `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
     """
     projection, norm = side.projection, side.norm
-    weight = projection.weight(stored)
+    if isinstance(projection, Composed):
+        weight = projection.weight(stored)
+    else:
+        weight = projection.take(stored[projection.part], contiguous=contiguous)
     bias = None if side.bias is None else stored[side.bias].reshape(weight.shape[:2])
     latent = outer = latent_bias = None
     if isinstance(projection, Composed):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from wqk._machine import empty_array
 from wqk._typing import Int
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.errors import CheckpointError
@@ -387,7 +388,7 @@ def widened(
     item, _, convert, each = STORED[dtype]
     stored = np.dtype(item)
     count = sum(b - a for a, b in ranges) // stored.itemsize
-    out: np.ndarray = np.empty(count * each, wide)
+    out = empty_array(count * each, wide)
     at_once, in_a_piece = READ // each, PIECE // each
     buffer = np.empty(0 if stored == out.dtype else min(at_once, count), stored)
     filled = 0

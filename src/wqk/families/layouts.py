@@ -81,15 +81,18 @@ class Projection:
         """Return the projection (heads, R, D), from everything that was read."""
         return self.take(stored[self.part])
 
-    def take(self, stored: Array) -> Array:
-        """Return the projection (heads, R, D), from the array that was read for `part`."""
+    def take(self, stored: Array, *, contiguous: bool = True) -> Array:
+        """Return the projection (heads, R, D), from the array that was read for `part`.
+
+        If not ``contiguous``, a tensor that is stored (in, out) is turned without a copy.
+        """
         if self.axes is not None:
             return _contiguous(array_namespace(stored).permute_dims(stored, self.axes))
         if self.groups:
             stored = _joined_groups(stored.reshape(len(stored), -1), self.groups)
         if self.transposed:
             columns = stored if self.outputs is None else _columns(stored, self.outputs)
-            stored = _contiguous(columns.T)
+            stored = _contiguous(columns.T) if contiguous else columns.T
         return stored.reshape(self.heads, self.head_width, -1)
 
     def put(self, tensor: Array, weight: Array) -> None:

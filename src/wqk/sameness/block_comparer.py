@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from wqk._machine import one_blas_thread
+from wqk._machine import one_blas_thread, reused_memory
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness.alignment import Alignment
@@ -56,7 +56,8 @@ class BlockComparer:
 
     def compare(self, on_progress: Callable[[int, int], None] | None) -> list[BlockComparison]:
         """Return the comparison of each pair, with the causes of differences."""
-        with one_blas_thread():  # products of single heads are too small for several threads
+        # Products of single heads are too small for several threads.
+        with one_blas_thread(), reused_memory():
             for number in range(len(self._pairs)):
                 self._measure(number)
                 if on_progress:

@@ -13,6 +13,7 @@ normalized with a bias), R head width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -221,16 +222,21 @@ def distances(
 
     ``tolerance`` is a relative distance that is accepted in any case.
     """
-    unscaled = _distances(reference, candidate, products, 1.0)
+    compared_at = positions(reference, candidate)
+    unscaled = _distances(reference, candidate, products, 1.0, compared_at)
     return unscaled._replace(tolerance=np.maximum(unscaled.tolerance, tolerance))
 
 
 def fitted(
-    reference: Scoring, candidate: Scoring, products: ProductsOfPair
+    reference: Scoring,
+    candidate: Scoring,
+    products: ProductsOfPair,
+    compared_at: Sequence[int],
 ) -> tuple[np.ndarray, Distances]:
     """Return the factor of each head that brings the candidate closest, and what is then left.
 
-    The factors are fitted at distance 0. A factor is 1 if rounding explains it. Any factor fits a
+    The factors are fitted at distance 0, and what is left is measured at the distances
+    ``compared_at``. A factor is 1 if rounding explains it. Any factor fits a
     pruned head, which therefore has the median of the remaining factors.
     """
     across = products.across.at(0)
@@ -240,7 +246,7 @@ def fitted(
     factors[is_pruned] = 1.0 if is_pruned.all() else np.median(factors[~is_pruned])
     explained = SAFETY * (reference.rounding + candidate.rounding) + RESOLUTION
     factors = np.where(np.abs(factors - 1) <= explained, 1.0, factors)
-    return factors, _distances(reference, candidate, products, factors)
+    return factors, _distances(reference, candidate, products, factors, compared_at)
 
 
 def _distances(
@@ -248,11 +254,12 @@ def _distances(
     candidate: Scoring,
     products: ProductsOfPair,
     factors: np.ndarray | float,
+    compared_at: Sequence[int],
 ) -> Distances:
     """Distances of the reference's heads to the candidate's heads times these factors."""
     reference_squares = []
     squares = []
-    for position in positions(reference, candidate):
+    for position in compared_at:
         reference_square = products.reference.at(position)
         candidate_square = products.candidate.at(position)
         across = products.across.at(position)
@@ -320,14 +327,22 @@ class InnerProducts(NamedTuple):
 
     def at(self, distance: int) -> Float[np.ndarray, " heads"]:
         """Return the products at one distance, (H,)."""
-        queries = self.queries
-        if distance:
-            for rotary in reversed(self.rotations):
-                if rotary is not None:
-                    places = rotary.places(queries.shape[-2], distance)
-                    queries = rotary.rotate(queries, places)
-                queries = queries.swapaxes(-1, -2)
-        return np.asarray(self.scale * (queries * self.keys).sum(axis=(-2, -1)))
+        # One head at a time: its Gram matrices stay in a cache.
+        products = [
+            (self._rotated(queries, distance) * keys).sum()
+            for queries, keys in zip(self.queries, self.keys, strict=True)
+        ]
+        return self.scale * np.array(products)
+
+    def _rotated(self, queries: np.ndarray, distance: int) -> Float[np.ndarray, "r r"]:
+        """Return the Gram matrix of a head's queries, rotated on both sides by a distance."""
+        if not distance:
+            return queries
+        for rotary in reversed(self.rotations):
+            if rotary is not None:
+                queries = rotary.rotate(queries, rotary.places(1, distance))
+            queries = queries.T
+        return queries
 
 
 def inner_products(reference: Scoring, candidate: Scoring, match: HeadMatch) -> ProductsOfPair:

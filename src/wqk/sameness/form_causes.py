@@ -23,6 +23,7 @@ from wqk.checkpoints import Checkpoint
 from wqk.families.rotary import Rotary
 from wqk.sameness import mismatches
 from wqk.sameness.blocks import (
+    DISTANCES,
     MANY,
     Distances,
     HeadMatch,
@@ -31,6 +32,7 @@ from wqk.sameness.blocks import (
     distances,
     fitted,
     inner_products,
+    positions,
     same_rotation,
 )
 from wqk.sameness.configured import other_rotary
@@ -108,6 +110,10 @@ def _explained(
 
     None if the matching heads, each with a factor, differ in either order of rotary pairs.
     """
+    # Rotations change no form at distance 0.
+    factors, residual = fitted(reference, candidate, products, DISTANCES[:1])
+    if not _is_explained(factors, residual, in_place.tolerance[:1]):
+        return None
     rotations = [candidate.turning]
     if candidate.turning is not None:
         exchanged = {"half": "interleaved", "interleaved": "half"}
@@ -118,11 +124,17 @@ def _explained(
             across=products.across._replace(rotations=(reference.turning, rotation)),
             candidate=products.candidate._replace(rotations=(rotation, rotation)),
         )
-        factors, residual = fitted(reference, candidate, rotated)
-        allowed = np.maximum(residual.tolerance, in_place.tolerance)
-        if factors.all() and (residual.relative <= allowed).all():
+        compared_at = positions(reference, candidate)
+        factors, residual = fitted(reference, candidate, rotated, compared_at)
+        if _is_explained(factors, residual, in_place.tolerance):
             return tuple(_causes(reference, candidate, match, rotation, factors))
     return None
+
+
+def _is_explained(factors: np.ndarray, residual: Distances, tolerance: np.ndarray) -> bool:
+    """Return whether a factor of each head leaves no distance beyond a tolerance."""
+    allowed = np.maximum(residual.tolerance, tolerance)
+    return bool(factors.all() and (residual.relative <= allowed).all())
 
 
 def _causes(

@@ -8,7 +8,7 @@ Axes: n rows, m rows of another array, D columns, S columns of a sketch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from wqk.sameness.tolerances import SAME, SCREENED, TIED
 DIRECTIONS = 64
 # Rows are compared in stretches of this length, which bounds memory.
 STRETCH = 512
+# Rows whose products are summed at a time, which stay in a cache.
+CACHED_ROWS = 64
 # The label of rows of zeros, which are no row's nearest.
 ZERO = -1
 
@@ -96,11 +98,60 @@ def cosines(rows: np.ndarray, others: np.ndarray, places: np.ndarray | None = No
     return _by_stretches(cosines_in, len(rows), float, in_threads=rows.size > MANY)
 
 
+def in_place(rows: np.ndarray, others: np.ndarray, alike: float) -> bool:
+    """Return whether corresponding rows of two arrays (n, D) have at least a cosine.
+
+    The sign of a cosine is ignored. Rows that are both zero are alike.
+
+    Examples
+    --------
+    >>> rows = np.eye(3)
+    >>> in_place(rows, -2 * rows, 0.999), in_place(rows, rows[[1, 0, 2]], 0.999)
+    (True, False)
+    """
+    sample = screened(rows)
+    if not (cosines(rows[sample], others[sample]) > alike).all():
+        return False
+    # In the order of the memory.
+    if rows.strides[0] < rows.strides[-1]:
+        products = sum(_products_of_columns(rows.T, others.T), np.zeros((3, len(rows))))
+        return _are_alike(products, alike)
+    stretches = _stretches(len(rows), CACHED_ROWS)
+    return all(_are_alike(_products_of_rows(rows[each], others[each]), alike) for each in stretches)
+
+
+def _products_of_rows(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return ⟨x, y⟩, ⟨x, x⟩ and ⟨y, y⟩ of corresponding rows, (3, n)."""
+    pairs = (rows, others), (rows, rows), (others, others)
+    return np.stack([np.einsum("nd,nd->n", x, y) for x, y in pairs])
+
+
+def _products_of_columns(rows: np.ndarray, others: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the same products of columns, (3, D), whose sums are those of all rows."""
+    for stretch in _stretches(len(rows), CACHED_ROWS):
+        a, b = rows[stretch], others[stretch]
+        products = [np.einsum("nd,nd->d", x, y) for x, y in ((a, b), (a, a), (b, b))]
+        yield np.stack(products).astype(np.float64)
+
+
+def _are_alike(products: np.ndarray, alike: float) -> bool:
+    """Return whether rows with these products (3, n) have at least a cosine, or are zero."""
+    across, squares, other_squares = products
+    are_zero = (squares == 0) & (other_squares == 0)
+    are_alike = np.abs(across) > alike * np.sqrt(squares) * np.sqrt(other_squares)
+    return bool((are_alike | are_zero).all())
+
+
+def _stretches(count: int, length: int) -> list[slice]:
+    """Return the stretches of a length that a number of rows consists of."""
+    return [slice(start, start + length) for start in range(0, count, length)]
+
+
 def _by_stretches(
     function: Callable[[slice], np.ndarray], count: int, dtype: type, in_threads: bool
 ) -> np.ndarray:
     """Return the joined results of a function for stretches of rows."""
-    stretches = [slice(start, start + STRETCH) for start in range(0, count, STRETCH)]
+    stretches = _stretches(count, STRETCH)
     results = side_by_side(function, stretches, many=in_threads)
     return np.concatenate([np.zeros(0, dtype), *results])
 
@@ -156,7 +207,7 @@ def permutation(
     similarity = np.abs((of_expected * of_actual).sum(axis=1))
     if (similarity > alike).all():
         return None
-    if _lacks_sampled_rows(of_expected, of_actual, alike):
+    if lacks_rows(of_expected[screened(of_expected)], of_actual, alike):
         return None
     places, is_matched = matched(of_expected, of_actual)
     if not is_matched.all() or np.array_equal(places, np.arange(len(places))):
@@ -165,9 +216,13 @@ def permutation(
     return places if is_equal.all() else None
 
 
-def _lacks_sampled_rows(of_expected: np.ndarray, of_actual: np.ndarray, alike: float) -> bool:
-    """Return whether a few expected rows, by their sketches, are not among the actual rows."""
-    sample = of_expected[:: max(1, len(of_expected) // SCREENED)]
+def screened(rows: np.ndarray) -> slice:
+    """Return the places of the few rows that are tested first."""
+    return slice(None, None, max(1, len(rows) // SCREENED))
+
+
+def lacks_rows(sample: np.ndarray, of_actual: np.ndarray, alike: float) -> bool:
+    """Return whether one of a few expected rows, by sketches, is not among the actual rows."""
     matches = of_actual[nearest(sample, of_actual)]
     similarity = np.abs((sample * matches).sum(axis=1))
     is_row = sample.any(axis=1)

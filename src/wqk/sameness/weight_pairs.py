@@ -18,7 +18,16 @@ from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Take, Viewed
 from wqk.sameness.lora_merges import MergeScale
-from wqk.sameness.matching import largest, permutation, same_numbers, sketch, within
+from wqk.sameness.matching import (
+    in_place,
+    lacks_rows,
+    largest,
+    permutation,
+    same_numbers,
+    screened,
+    sketch,
+    within,
+)
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Sizes
 from wqk.sameness.repairs import Recut
@@ -237,13 +246,36 @@ class WeightPair:
         )
 
     @cached_property
+    def sketch_of_expected(self) -> np.ndarray:
+        """A `sketch` of the expected rows."""
+        return sketch(self.expected)
+
+    @cached_property
+    def sketch_of_actual(self) -> np.ndarray:
+        """A `sketch` of the actual rows."""
+        return sketch(self.actual)
+
+    @property
     def sketches(self) -> list[np.ndarray]:
         """A `sketch` of the expected rows, and of the actual rows."""
-        return side_by_side(sketch, (self.expected, self.actual), many=self.expected.size > MANY)
+        names = "sketch_of_expected", "sketch_of_actual"
+        if set(names) <= vars(self).keys():
+            return [self.sketch_of_expected, self.sketch_of_actual]
+        return side_by_side(getattr, (self, self), names, many=self.expected.size > MANY)
+
+    @cached_property
+    def rows_in_place(self) -> bool:
+        """True if each actual row has the direction of the expected row."""
+        return in_place(self.expected, self.actual, self.alike)
 
     @cached_property
     def row_order(self) -> np.ndarray | None:
         """The actual rows that make the expected rows; None if rows are absent, or all in place."""
+        if self.rows_in_place:
+            return None
+        sample = sketch(self.expected[screened(self.expected)])
+        if lacks_rows(sample, self.sketch_of_actual, self.alike):
+            return None
         return permutation(self.expected, self.actual, self.alike, self.sketches)
 
     @cached_property
@@ -254,18 +286,23 @@ class WeightPair:
         return np.where(silent, 1, np.abs((expected * actual).sum(axis=1)))
 
     @cached_property
+    def largest_expected(self) -> float:
+        """The largest absolute value of the expected numbers."""
+        return largest(self.expected)
+
+    @cached_property
     def right(self) -> bool:
         """True if the actual numbers are the expected ones, up to rounding."""
         if self.grid is not None:
             return self.fits(self.actual)
-        bound = 8 * self.rounding * largest(self.expected)
+        bound = 8 * self.rounding * self.largest_expected
         return self.expected is self.actual or within(self.expected, self.actual, bound)
 
     def fits(self, value: np.ndarray) -> bool:
         """Return whether a value is as expected, up to the rounding of a quantized weight."""
         distance = value - self.expected
         if self.grid is None:
-            return largest(distance) <= SAME * largest(self.expected)
+            return largest(distance) <= SAME * self.largest_expected
         size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
         error = np.sqrt(np.mean(np.square(distance, dtype=np.float64)))
         return bool(error < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))

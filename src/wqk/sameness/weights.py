@@ -184,7 +184,7 @@ def _rows(block: Block, side: Side, *, folds_norm: bool, has_bias: bool) -> tupl
         parts.remove(part)
         (stored[part],) = block.checkpoint.read([part])
     stored |= zip(parts, block.read(parts), strict=True)
-    factor = load_factor(stored, side, block.checkpoint.name)
+    factor = load_factor(stored, side, block.checkpoint.name, contiguous=False)
     norm = None
     if folds_norm and side.input_norm is not None:
         gain, shift = block.gain(side.input_norm)

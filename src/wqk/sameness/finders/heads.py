@@ -42,6 +42,8 @@ def find_heads(pair: WeightPair) -> Finding | None:
     if groups is not None:
         description = f"{pair.heads} {pair.role} heads were averaged to {groups}, which loses them"
         return pair.finding(Kind.AVERAGED, description)
+    if pair.rows_in_place:
+        return None
     is_other = (pair.likeness < QUANTIZED_ALIKE).reshape(actual.shape[:2])
     share_of_others = is_other.mean(axis=1)
     replaced = np.flatnonzero(share_of_others > MOST)

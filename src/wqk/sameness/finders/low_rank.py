@@ -40,10 +40,10 @@ def find_adapter(pair: WeightPair) -> Finding | None:
     """Find a difference of low rank, as of an adapter of which no model is a file."""
     if pair.adapter is not None:
         return None
-    change = pair.actual - pair.expected
-    rank = low_rank(change, pair.rounding * largest(pair.expected))
+    rank = low_rank(pair.actual, pair.expected, pair.rounding * pair.largest_expected)
     if rank is None:
         return None
+    change = pair.actual - pair.expected
     changed_rows = change.any(axis=1).mean()
     if changed_rows <= 1 - SAME * 10:  # of some heads alone
         return None
@@ -96,29 +96,32 @@ def _edit_of(
     )
 
 
-def low_rank(change: np.ndarray, noise: float) -> int | None:
-    """Return the rank of a matrix if it is low and plain; None otherwise.
+def low_rank(actual: np.ndarray, expected: np.ndarray, noise: float) -> int | None:
+    """Return the rank of the change of a matrix if it is low and plain; None otherwise.
 
     Parameters
     ----------
-    change
-        The matrix, (n, D).
+    actual, expected
+        The matrix after the change and before, (n, D).
     noise
-        Standard deviation of the rounding of its entries.
+        Standard deviation of the rounding of the entries.
 
     Examples
     --------
     >>> random = np.random.default_rng(0)
+    >>> weight, noise = random.standard_normal((2, 600, 600))
     >>> factors = random.standard_normal((2, 600, 60))
-    >>> low_rank(factors[0] @ factors[1].T, 0.0), low_rank(random.standard_normal((600, 600)), 0.0)
-    (60, None)
+    >>> low_rank(weight + factors[0] @ factors[1].T, weight, 0.0)
+    60
+    >>> low_rank(weight + noise, weight, 0.0) is None
+    True
     """
-    most = min(LARGEST_RANK, min(change.shape) // 4)
+    most = min(LARGEST_RANK, min(actual.shape) // 4)
     random = np.random.default_rng(0)
-    directions = random.standard_normal((change.shape[1], most + FURTHER_DIRECTIONS))
-    directions = directions.astype(change.dtype)
-    sample = change[:: max(1, len(change) // SAMPLED_ROWS)]
-    for rows in (sample, change):  # few rows rule a high rank out
+    directions = random.standard_normal((actual.shape[1], most + FURTHER_DIRECTIONS))
+    directions = directions.astype(actual.dtype)
+    for step in (max(1, len(actual) // SAMPLED_ROWS), 1):  # few rows rule a high rank out
+        rows = actual[::step] - expected[::step]
         values = np.linalg.svd(rows @ directions, compute_uv=False).astype(np.float64)
         floor = max(values[0] * RANK, noise * np.sqrt(rows.size))
         rank = int((values > floor).sum())

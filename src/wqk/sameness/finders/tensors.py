@@ -9,7 +9,7 @@ import numpy as np
 
 from wqk.sameness.edits import Edit, Permute, Take
 from wqk.sameness.finders.rows import UNORDERED
-from wqk.sameness.matching import permutation, same_numbers
+from wqk.sameness.matching import lacks_rows, permutation, same_numbers, screened
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import name_in_fused
 from wqk.sameness.repairs import Recut
@@ -180,7 +180,7 @@ def _may_be_recut(weights: Sequence[WeightPair]) -> bool:
 
 def _has_own_rows(pair: WeightPair) -> bool:
     """Return whether rows at equal distances are all among the expected rows of the same weight."""
-    if pair.right:
+    if pair.right or pair.rows_in_place:
         return True
     expected, actual = pair.sketches
     rows = np.unique(np.linspace(0, len(actual) - 1, SCREENED).astype(int))
@@ -190,9 +190,12 @@ def _has_own_rows(pair: WeightPair) -> bool:
 
 def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
     """Return the actual rows of several weights that make the expected rows of all of them."""
-    expected = np.concatenate([pair.expected for pair in weights])
-    actual = np.concatenate([pair.actual for pair in weights])
     sketches_of_expected = np.concatenate([pair.sketches[0] for pair in weights])
     sketches_of_actual = np.concatenate([pair.sketches[1] for pair in weights])
     least_cosine = min(pair.alike for pair in weights)
+    sample = sketches_of_expected[screened(sketches_of_expected)]
+    if lacks_rows(sample, sketches_of_actual, least_cosine):
+        return None
+    expected = np.concatenate([pair.expected for pair in weights])
+    actual = np.concatenate([pair.actual for pair in weights])
     return permutation(expected, actual, least_cosine, (sketches_of_expected, sketches_of_actual))

@@ -1,0 +1,85 @@
+"""Weights that the few rows tested first do not tell from a copy that was trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wqk.sameness.finders.all_finders import find_first
+from wqk.sameness.finders.low_rank import low_rank
+from wqk.sameness.matching import cosines, in_place
+from wqk.sameness.mismatches import Kind
+from wqk.sameness.permutations import Sizes
+from wqk.sameness.tolerances import ALIKE, SCREENED
+from wqk.sameness.weight_pairs import Role, WeightPair
+
+# Two rows, or two columns, that are not among the few that are tested first.
+PLACES = [5, 151]
+SHAPE = (192, 288)
+HEADS = 6
+
+
+def weight_pair(actual: np.ndarray, expected: np.ndarray, side: str) -> WeightPair:
+    """Return a weight whose numbers all moved by 1 % of their standard deviation."""
+    noise = np.random.default_rng(3).standard_normal(actual.shape).astype(np.float32)
+    return WeightPair(
+        name=f"{side}.weight",
+        role=Role(side),
+        expected=expected,
+        actual=actual + 0.01 * actual.std() * noise,
+        sizes=Sizes(HEADS, HEADS, SHAPE[0] // HEADS),
+        heads=0 if side == "output" else HEADS,
+    )
+
+
+def weight_of(side: str) -> np.ndarray:
+    """Return a random weight, (n, D)."""
+    shape = SHAPE[::-1] if side == "output" else SHAPE
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("side", ["query", "output"])
+@pytest.mark.parametrize(("axis", "kind"), [(0, Kind.ROWS), (1, Kind.COLUMNS)])
+def test_two_exchanged_rows_or_columns_are_found(side: str, axis: int, kind: Kind) -> None:
+    expected = weight_of(side)
+    assert all(place % (expected.shape[axis] // SCREENED) for place in PLACES)
+    actual = expected.swapaxes(0, axis).copy()
+    actual[PLACES] = actual[PLACES[::-1]]
+    finding = find_first(weight_pair(actual.swapaxes(0, axis), expected, side))
+    assert finding is not None
+    assert finding.kind is kind
+
+
+@pytest.mark.parametrize("side", ["query", "output"])
+def test_a_trained_weight_has_no_finding(side: str) -> None:
+    expected = weight_of(side)
+    pair = weight_pair(expected, expected, side)
+    assert find_first(pair) is None
+    assert "sketch_of_actual" not in vars(pair)  # no row was searched for
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("place", [None, *range(0, 300, 23)])
+def test_rows_are_in_place_exactly_where_all_cosines_are_large(
+    order: str, place: int | None
+) -> None:
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((300, 130)).astype(np.float32)
+    others = -2 * rows + 0.01 * random.standard_normal(rows.shape).astype(np.float32)
+    rows[11] = others[11] = 0
+    if place is not None:
+        others[place] += 0.5 * random.standard_normal(130).astype(np.float32)
+    rows, others = (np.asarray(each, order=order) for each in (rows, others))
+    expected = bool((cosines(rows, others) > ALIKE).all())
+    assert expected == (place is None)
+    assert in_place(rows, others, ALIKE) == expected
+
+
+def test_a_change_whose_sampled_rows_alone_are_of_low_rank_is_of_high_rank() -> None:
+    random = np.random.default_rng(1)
+    weight = random.standard_normal((600, 400))
+    change = random.standard_normal((600, 400))
+    change[::2] = random.standard_normal((300, 3)) @ random.standard_normal((3, 400))
+    assert low_rank(weight + change, weight, 0.0) is None
+    change[1::2] = 0
+    assert low_rank(weight + change, weight, 0.0) == 3
