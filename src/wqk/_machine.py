@@ -199,7 +199,7 @@ class _Reserve:
             else:
                 self._unused.clear()  # memory of other sizes would add to what is needed
                 memory = np.empty(nbytes, np.uint8)
-        array = np.frombuffer(memory.data, dtype, count)
+        array: np.ndarray = np.frombuffer(memory.data, dtype, count)
         # Views of the array refer to the array, not to the memory. To append takes no lock, which
         # this thread may hold.
         finalize(array, self._unused.append, memory)
