@@ -65,14 +65,14 @@ def test_rows_are_in_place_exactly_where_all_cosines_are_large(
 ) -> None:
     random = np.random.default_rng(0)
     rows = random.standard_normal((300, 130)).astype(np.float32)
-    others = -2 * rows + 0.01 * random.standard_normal(rows.shape).astype(np.float32)
-    rows[11] = others[11] = 0
+    partners = -2 * rows + 0.01 * random.standard_normal(rows.shape).astype(np.float32)
+    rows[11] = partners[11] = 0
     if place is not None:
-        others[place] += 0.5 * random.standard_normal(130).astype(np.float32)
-    rows, others = (np.asarray(each, order=order) for each in (rows, others))
-    expected = bool((cosines(rows, others) > ALIKE).all())
+        partners[place] += 0.5 * random.standard_normal(130).astype(np.float32)
+    rows, partners = (np.asarray(each, order=order) for each in (rows, partners))
+    expected = bool((cosines(rows, partners) > ALIKE).all())
     assert expected == (place is None)
-    assert in_place(rows, others, ALIKE) == expected
+    assert in_place(rows, partners, ALIKE) == expected
 
 
 def test_a_change_whose_sampled_rows_alone_are_of_low_rank_is_of_high_rank() -> None:
