@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
+from tests.small import edit, llama, save_model
 
+import wqk
 from wqk.sameness.finders.all_finders import find_first
 from wqk.sameness.finders.low_rank import low_rank
 from wqk.sameness.matching import cosines, in_place
@@ -17,6 +22,8 @@ from wqk.sameness.weight_pairs import Role, WeightPair
 PLACES = [5, 151]
 SHAPE = (192, 288)
 HEADS = 6
+# The weight in which a mistake is planted beside the training.
+QUERIES = "model.layers.1.self_attn.q_proj.weight"
 
 
 def weight_pair(actual: np.ndarray, expected: np.ndarray, side: str) -> WeightPair:
@@ -83,3 +90,37 @@ def test_a_change_whose_sampled_rows_alone_are_of_low_rank_is_of_high_rank() -> 
     assert low_rank(weight + change, weight, 0.0) is None
     change[1::2] = 0
     assert low_rank(weight + change, weight, 0.0) == 3
+
+
+def double(weight: np.ndarray) -> np.ndarray:
+    """Multiply a weight by 2."""
+    return 2 * weight
+
+
+def exchange_rows(weight: np.ndarray) -> np.ndarray:
+    """Exchange two rows of a weight."""
+    return weight[[1, 0, *range(2, len(weight))]]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"), [(double, Kind.SCALED), (exchange_rows, Kind.ROWS), (None, None)]
+)
+def test_a_mistake_in_a_trained_copy_is_named_beside_the_training(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray] | None, kind: Kind | None
+) -> None:
+    original = llama(sides="qkvo")
+    noise = np.random.default_rng(1)
+
+    def train(name: str, weight: np.ndarray) -> np.ndarray:
+        trained = weight + 0.001 * weight.std() * noise.standard_normal(weight.shape)
+        return change(trained) if change is not None and name == QUERIES else trained
+
+    save_model(tmp_path / "original", original)
+    edit(save_model(tmp_path / "trained", original), train)
+    comparison = wqk.same(tmp_path / "original", tmp_path / "trained")
+    causes = []
+    for block in comparison.blocks:
+        causes += [(mismatch.verdict, block.layer) for mismatch in block.mismatches]
+    named = [cause for cause in causes if cause[0] is not Kind.CLOSE]
+    assert named == ([] if kind is None else [(kind, 1)])
+    assert (Kind.CLOSE, 0) in causes

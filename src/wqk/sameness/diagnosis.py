@@ -30,7 +30,7 @@ from wqk.sameness.form_causes import CircuitDifference, compare
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.missing_tensors import restored
 from wqk.sameness.repairs import Change, Setting, Step
-from wqk.sameness.tolerances import SAME, SAME_FACTOR
+from wqk.sameness.tolerances import FARTHER, SAME, SAME_FACTOR
 from wqk.sameness.weight_pairs import SCORED, Finding
 from wqk.sameness.weights import SCORES, VALUES, Pair, circuit_parts
 
@@ -43,23 +43,25 @@ class BlockExplanation:
     ----------
     causes
         All causes, in the order in which they are reported.
-    unexplained
-        Number of causes that are a distance alone.
+    unexplained, far
+        Number of causes that are a distance alone, and of those whose distance is not that of a
+        copy that was trained on.
     without_steps
         Number of causes that forms show, and that have no repair.
     """
 
     causes: tuple[Mismatch, ...]
     unexplained: int
+    far: int
     without_steps: int
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """The numbers by which explanations are compared; the lowest are the best.
 
         A cause that forms show counts twice if it has no repair.
         """
-        return self.unexplained, len(self.causes) + self.without_steps
+        return self.unexplained, self.far, len(self.causes) + self.without_steps
 
 
 def diagnose(
@@ -118,7 +120,7 @@ def diagnose(
         )
         explanations += block.explanations()
         best = min(explanations, key=lambda explanation: explanation.rank)
-        if best.rank == (0, len(settings)):
+        if best.rank == (0, 0, len(settings)):
             break
     return best.causes
 
@@ -168,6 +170,7 @@ class _DifferingBlock:
             explanation = BlockExplanation(
                 causes=(*causes, *self._settings, *remaining),
                 unexplained=sum(cause.unexplained for cause in remaining),
+                far=sum(cause.unexplained and not cause.is_close for cause in remaining),
                 without_steps=sum(not cause.steps for cause in remaining),
             )
             yield explanation
@@ -204,11 +207,11 @@ class _DifferingBlock:
     def _needed(
         self, causes: Sequence[Mismatch], differences: Mapping[str, CircuitDifference]
     ) -> list[Mismatch]:
-        """Return the causes without which more circuits differ."""
+        """Return the causes without which more circuits differ, or one differs by more."""
         needed = list(causes)
         for cause in causes:
             fewer = [needed_cause for needed_cause in needed if needed_cause is not cause]
-            if self._differences_after(fewer).keys() <= differences.keys():
+            if not _differ_more(self._differences_after(fewer), differences):
                 needed = fewer
         return needed
 
@@ -218,6 +221,19 @@ class _DifferingBlock:
         if not cause.steps or circuit not in self._differences_after([*causes, cause]):
             return cause
         return replace(cause, steps=())
+
+
+def _differ_more(
+    differences: Mapping[str, CircuitDifference], others: Mapping[str, CircuitDifference]
+) -> bool:
+    """Return whether circuits differ that others do not, or by more than twice as much."""
+    for circuit, difference in differences.items():
+        if circuit not in others:
+            return True
+        distance = difference.distances.relative.max()
+        if distance > FARTHER * others[circuit].distances.relative.max():
+            return True
+    return False
 
 
 def _attempts(

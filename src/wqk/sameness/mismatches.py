@@ -119,6 +119,11 @@ class Mismatch:
         """True if only the distance of two blocks is known, not the cause."""
         return self.verdict in UNEXPLAINED
 
+    @property
+    def is_close(self) -> bool:
+        """True if the blocks are as near to each other as a copy that was trained on."""
+        return self.verdict is Kind.CLOSE
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
         return {

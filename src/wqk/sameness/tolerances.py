@@ -24,6 +24,8 @@ SUSPECT = 0.5
 # Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
 # share next to nothing (√2 for independent ones).
 CLOSE, DIFFERENT = 0.3, 0.9
+# The factor from which on a block lies farther from its reference without an edit than with it.
+FARTHER = 2.0
 # The share of the tolerance beyond which a head is not called equal next to heads that differ.
 NEARLY = 0.5
 # Frequencies of rotary positions, which files and programs compute in float32.
