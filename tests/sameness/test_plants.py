@@ -44,6 +44,8 @@ def test_every_cause_has_a_plant() -> None:
         Kind.RESIZED,
         Kind.MISSING,
         Kind.EXPONENTIAL,
+        Kind.INITIALIZED,
+        Kind.LAYERS,
     }
     of_sizes = {Kind.GROUPS, Kind.QUANTIZED, Kind.SIZES}
     assert planted | of_tensors | of_sizes | UNEXPLAINED == set(Kind)

@@ -300,7 +300,8 @@ def test_models_that_cannot_be_compared() -> None:
     assert not comparison.same
     assert comparison.missing == (("decoder", "self", 1),)
     assert comparison.sentence == (
-        "Not the same: 1 block only in tiny. Equal: attention 1/1 · not compared: values."
+        "Not the same: 1 block only in tiny; layer 1 is missing, decoder self, layer 1. "
+        "Equal: attention 1/1 · not compared: values."
     )
 
 

@@ -122,7 +122,7 @@ class BlockMeasurement:
         """Yield settings and sinks that differ, and tensors that the candidate lacks."""
         yield from configured.other_settings(self.models, self.pair)
         yield from named_settings(self.models, self.pair)
-        missing = cause_of_missing(self.pair, self.models[0])
+        missing = cause_of_missing(self.pair, self.models)
         if missing is not None:
             yield missing
         reference, candidate = self.pair

@@ -30,13 +30,11 @@ from wqk.sameness.tolerances import (
     BESIDE_ADAPTER,
     CHANCE,
     DIFFERING_SHARES,
+    LEAST_RESIDUAL,
     LEAST_SHARE,
     SAFETY,
 )
 from wqk.sameness.weights import SCORES
-
-# The norm of what is left of a change may be this share of the update, whatever its rounding.
-LEAST_RESIDUAL = 1e-6
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class Restored(NamedTuple):
     plan: AttentionPlan
 
 
-def cause_of_missing(pair: Pair, reference: Model) -> Mismatch | None:
+def cause_of_missing(pair: Pair, models: Sequence[Model]) -> Mismatch | None:
     """Return the cause of a block that lacks tensors which the reference has; None without such."""
-    sources = _sources(pair, reference)
+    sources = _sources(pair, models)
     if not sources:
         return None
     titles = ", ".join(dict.fromkeys(map(short, sources)))
@@ -39,20 +39,21 @@ def cause_of_missing(pair: Pair, reference: Model) -> Mismatch | None:
 def restored(models: Sequence[Model], pair: Pair) -> Restored | None:
     """Return the candidate's block as it is with its missing tensors; None if it lacks none."""
     reference, candidate = models
-    cause = cause_of_missing(pair, reference)
+    cause = cause_of_missing(pair, models)
     if cause is None:
         return None
     arrays = {
         name: reference.checkpoint.read([Part(source)])[0]
-        for name, source in _sources(pair, reference).items()
+        for name, source in _sources(pair, models).items()
     }
     model = open_model(Overlay(candidate.checkpoint, arrays), family=candidate.family_file)
     plan = next(plan for plan in model.plans if plan.place == pair[1].place)
     return Restored(cause, model, plan)
 
 
-def _sources(pair: Pair, reference: Model) -> dict[str, str]:
-    """Return the reference's name of each tensor that the candidate's block lacks."""
+def _sources(pair: Pair, models: Sequence[Model]) -> dict[str, str]:
+    """Return the reference's name of each tensor that the candidate's block and file lack."""
+    reference, candidate = models
     reference_prefix, candidate_prefix = _prefixes(pair[0].query.tensor, pair[1].query.tensor)
     sources = {}
     for name in pair[1].missing:
@@ -60,7 +61,9 @@ def _sources(pair: Pair, reference: Model) -> dict[str, str]:
         if source in reference.checkpoint.tensors():
             sources[name] = source
     for source in _lost_from_norms(pair):
-        sources[candidate_prefix + source.removeprefix(reference_prefix)] = source
+        name = candidate_prefix + source.removeprefix(reference_prefix)
+        if name not in candidate.checkpoint.tensors():  # else a setting has another norm there
+            sources[name] = source
     return sources
 
 

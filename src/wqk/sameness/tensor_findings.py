@@ -233,6 +233,8 @@ class TensorSearch:
     def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
         """Find a tensor that is still what a model of this configuration starts with."""
         start = as_number(self._candidate.config.get("initializer_range", INITIALIZER_RANGE))
+        if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
+            return None
         deviations = float(expected.std()), float(actual.std())
         # A share of the deviation that a random start exceeds once in a million times.
         chance = 5 / math.sqrt(2 * actual.size)

@@ -51,6 +51,8 @@ CHANCE, LEAST_SHARE = 6.0, 0.02
 DIFFERING_SHARES = 0.1
 # The change besides an adapter is at most this many times what rounding explains.
 BESIDE_ADAPTER = 3.0
+# The norm of what is left of a change may be this share of the update, whatever its rounding.
+LEAST_RESIDUAL = 1e-6
 
 # -- tensors outside the forms -----------------------------------------------------------------
 
