@@ -101,8 +101,8 @@ def test_a_number_of_heads_that_is_filled_in_wrongly_is_an_error() -> None:
         same(opened(llama()), StateDict(llama(), config, "shortened"))
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim"])
-def test_a_number_missing_from_a_configuration_is_a_difference(key: str) -> None:
+def test_a_number_missing_from_a_configuration_is_a_difference() -> None:
+    key = "num_key_value_heads"
     config = {name: value for name, value in CONFIG.items() if name != key}
     comparison = same(opened(llama()), StateDict(llama(), config, "shortened"))
     assert not comparison.same

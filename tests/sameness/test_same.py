@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import small
 from tests.cases import cases
 from tests.command import run
 from tests.small import sizes
@@ -568,3 +569,31 @@ def test_vectors_are_found_in_one_that_they_are_all_of() -> None:
         assert find_by_content(checkpoints, ["bias"], [*chosen]) == expected
     scaled = [StateDict({"w": factor * np.arange(8.0)}, {}, "m") for factor in (1, 2)]
     assert compare_stored(scaled, (Part("w"), Part("w"))).reason == "scaled by 2"
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_numbers_that_every_program_takes_where_they_are_absent_are_no_difference(
+    everything: bool,
+) -> None:
+    """As `save_pretrained` writes the default head width into a configuration without one."""
+    model = small.llama(heads=4, key_heads=4, sides="qkvo")
+    absent = {**model.config}
+    del absent["head_dim"], absent["num_key_value_heads"]
+    pair = StateDict(model._arrays, absent, "a"), StateDict(model._arrays, model.config, "b")
+    assert same(*pair, everything=everything).same
+    assert same(*reversed(pair), everything=everything).same
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("num_key_value_heads", {"key_heads": 2}), ("head_dim", {"key_heads": 4, "head_width": 8})],
+)
+def test_numbers_that_programs_take_otherwise_where_they_are_absent_are_a_difference(
+    name: str, sizes: dict[str, int]
+) -> None:
+    model = small.llama(heads=4, sides="qkvo", **sizes)
+    lost = {**model.config}
+    del lost[name]
+    comparison = same(model, StateDict(model._arrays, lost, "lost"))
+    assert not comparison.same
+    assert f'config["{name}"] = {model.config[name]}' in comparison.repair

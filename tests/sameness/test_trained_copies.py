@@ -22,7 +22,7 @@ from wqk.sameness.weight_pairs import Role, WeightPair
 PLACES = [5, 151]
 SHAPE = (192, 288)
 HEADS = 6
-# The weight in which a mistake is planted beside the training.
+# The weight in which a mistake is planted next to the training.
 QUERIES = "model.layers.1.self_attn.q_proj.weight"
 
 

@@ -712,7 +712,8 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterat
     """Yield numbers of heads, and their width, that only one of two configurations contains.
 
     The shapes of the weights still determine these numbers here; other programs may use a default.
-    A file without any configuration lacks no setting.
+    A number that every program takes where it is absent is no difference. A file without any
+    configuration lacks no setting.
     """
     if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
         return
@@ -722,12 +723,20 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterat
         Config(checkpoint.config, plan.rule.config)
         for checkpoint, plan in zip(checkpoints, pair, strict=True)
     ]
-    for spellings in (pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)):
+    heads = pair[0].query.heads
+    implied_by_names = (
+        (pair[0].rule.heads, None),
+        (pair[0].rule.key_heads, heads),
+        (("head_dim",), _shared_width(configs[0], heads)),
+    )
+    for spellings, implied in implied_by_names:
         expected_name, actual_name = (_first_set(config, spellings) for config in configs)
         if (expected_name is None) == (actual_name is None):
             continue
         name = expected_name or actual_name or ""
         expected, actual = (config.get(name) for config in configs)
+        if implied is not None and implied in (expected, actual):
+            continue
         steps = []
         if expected is not None:
             steps.append(Setting((*_path_of(pair[1]), name), expected))
@@ -735,6 +744,12 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterat
             "not in the configuration" if value is None else value for value in (expected, actual)
         )
         yield setting(name, expected_text, actual_text, steps)
+
+
+def _shared_width(config: Config, heads: int) -> int | None:
+    """Return the width of heads that share the model's width; None if it does not divide."""
+    width = config.get("hidden_size")
+    return width // heads if isinstance(width, int) and width % heads == 0 else None
 
 
 def _first_set(config: Config, spellings: Sequence[str]) -> str | None:

@@ -41,18 +41,22 @@ from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import Sizes, name_permutation
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
 from wqk.sameness.tensor_roles import layer_of
-from wqk.sameness.tolerances import ALIKE, LEAST_OFFSET, LEFT, SAME_FACTOR, TINY, WHOLE
+from wqk.sameness.tolerances import (
+    ALIKE,
+    INITIALIZER_RANGE,
+    LEAST_OFFSET,
+    LEFT,
+    MOST_CHANCE,
+    SAME_FACTOR,
+    TINY,
+    WHOLE,
+)
 from wqk.sameness.weight_pairs import short
 
 # Tensors with more numbers are not searched for orders of rows and columns.
 LARGEST = 1 << 28
 # Entries whose median difference is a constant that may have been added.
 SAMPLED = 1 << 16
-# Standard deviation of most models' first weights, where the configuration sets none.
-INITIALIZER_RANGE = 0.02
-# Standard deviations of trained and of first weights differ by more than this share, and by more
-# than chance.
-MOST_CHANCE = 0.1
 # Experts and layers that a reason lists.
 LISTED = 16
 # Tensors of a module whose rows are searched together, at most.

@@ -58,6 +58,11 @@ LEAST_RESIDUAL = 1e-6
 
 # Sketches of equal tensors differ by less than this, also if one is rounded to eight bits.
 NEAR_SKETCH = 0.05
+# Standard deviation of most models' first weights, where the configuration sets none.
+INITIALIZER_RANGE = 0.02
+# Standard deviations of trained and of first weights differ by more than this share, and by more
+# than chance.
+MOST_CHANCE = 0.1
 # A constant that was added is larger than this, and is a whole number if it is as near to one.
 LEAST_OFFSET, WHOLE = 1e-6, 1e-2
 
