@@ -233,7 +233,7 @@ def test_the_namespace_is_the_public_list() -> None:
     ("name", "meant"),
     [
         ("load", "wqk.open(ref)?"),
-        ("compare", "wqk.same(reference, candidate)?"),
+        ("compare", "wqk.same(reference, candidate), or wqk.diff(reference, candidate)?"),
         ("track", "wqk.watch(run, out=folder)?"),
         ("symmetry_score", "wqk.symmetry(query, key)?"),
         ("symetry", "'symmetry'?"),

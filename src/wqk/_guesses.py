@@ -37,6 +37,7 @@ _EXPLAIN = "wqk explain REF shows what a checkpoint contains, and what a scan wo
 _SCAN = "wqk scan REF scores every layer"
 _WATCH = "wqk watch RUN scores each checkpoint of a run as soon as it is complete"
 _REPORT = "wqk report TABLE... -o report.html shows score tables"
+_TABLES = "wqk lab figure NAME --out FILE.md writes table1, tableS2 or tableS3"
 
 GUESSES = (
     _guess(
@@ -60,8 +61,13 @@ GUESSES = (
         call="wqk.same(reference, candidate)",
         command="wqk same REFERENCE CANDIDATE compares two checkpoints, and with --repair FOLDER "
         "it writes a repaired copy",
-        names="allclose check_conversion compare conversion convert equal equals is_same repair "
-        "similarity",
+        names="allclose check_conversion conversion convert equal equals is_same repair similarity",
+    ),
+    _guess(
+        call="wqk.same(reference, candidate), or wqk.diff(reference, candidate)",
+        command="wqk same REFERENCE CANDIDATE finds what a conversion did, and wqk diff A B "
+        "measures how far apart two models are",
+        names="compare compare_models compare_runs",
     ),
     _guess(
         call="wqk.diff(reference, candidate)",
@@ -118,14 +124,14 @@ GUESSES = (
     ),
     _guess(call="wqk.join(tables)", command="", names="concat merge"),
     _guess(
-        call="wqk.initialize_(model)",
-        command="initial weights are set in Python: wqk.initialize_(model)",
+        call='wqk.initialize_(model, "symmetric")',
+        command='initial weights are set in Python: wqk.initialize_(model, "symmetric")',
         names="init init_ init_symmetric initialize initialize_symmetric symmetric_init "
         "symmetric_init_ symmetrize symmetrize_",
     ),
     _guess(
-        call="wqk.clip_(model, limit)",
-        command="weights are clipped in Python: wqk.clip_(model, limit)",
+        call="wqk.clip_(model, limit, wqk.logits(model, batch))",
+        command="weights are clipped in Python: wqk.clip_(model, limit, wqk.logits(model, batch))",
         names="clip muonclip qk_clip qk_clip_ qkclip",
     ),
     _guess(
@@ -154,7 +160,7 @@ GUESSES = (
     ),
     _guess(
         call="wqk.ScoreTable: wqk.scan(ref)",
-        command="",
+        command=_TABLES,
         names="DataFrame Table dataframe table",
     ),
     _guess(
@@ -163,7 +169,7 @@ GUESSES = (
         names="demo example sample",
     ),
     # Verbs of the laboratory, which is a package of its own.
-    _guess(call="wqk_lab.atlas(...)", command="wqk lab atlas", names="atlas published"),
+    _guess(call="wqk_lab.atlas.published()", command="wqk lab atlas", names="atlas published"),
     _guess(
         call="wqk_lab.corpus(...)",
         command="wqk lab corpus makes a token store of texts",
@@ -217,7 +223,7 @@ GUESSES = (
     ),
     _guess(
         call="",
-        command="wqk lab figure NAME --out FILE.md writes table1, tableS2 or tableS3",
+        command=_TABLES,
         names="table1 tables tables2 tables3",
     ),
     _guess(
@@ -276,7 +282,7 @@ OPTION_GUESSES = (
     _option_guess(
         "--format -f --fmt --output-format --type",
         "--csv --json",
-        "--csv and --json print these formats, and the ending of a file chooses its own",
+        "--csv and --json print these formats, and --out FILE.tex or FILE.md writes others",
     ),
     _option_guess(
         "--output --output-file --output-dir --outfile --outdir --save --save-to --write --dest "
@@ -342,6 +348,11 @@ OPTION_GUESSES = (
         advice="wqk explain REF shows the tensors and bytes that a scan would read",
     ),
     _option_guess("--base-model --base-path", "--base"),
+    _option_guess(
+        "--adapter --adapters --lora --peft",
+        "--base",
+        "the adapter's folder is the checkpoint; --base BASE names the model that it changes",
+    ),
     _option_guess("--resume --continue", "--out", "the same command resumes what was interrupted"),
     _option_guess("--token --hf-token --auth", advice="set HF_TOKEN in the environment"),
     _option_guess("--offline --local-files-only", advice="set HF_HUB_OFFLINE=1 in the environment"),

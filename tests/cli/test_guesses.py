@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,3 +122,23 @@ def test_a_scan_draws_its_picture(tmp_path: Path, heads: list[str]) -> None:
 def test_ranges_may_have_a_dash() -> None:
     rows = json.loads(run("scan", ENCODER, "--layers", "0-2", "--json").stdout)["rows"]
     assert [row["layer"] for row in rows] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("compare", "wqk.diff(reference, candidate)"),
+        ("initialize", 'wqk.initialize_(model, "symmetric")'),
+        ("clip", "wqk.clip_(model, limit, wqk.logits(model, batch))"),
+        ("atlas", "wqk_lab.atlas.published()"),
+    ],
+)
+def test_hints_are_calls_with_all_their_arguments(name: str, call: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(call)):
+        getattr(wqk, name)
+
+
+def test_a_table_of_the_paper_and_an_adapter_lead_to_their_calls() -> None:
+    assert "wqk lab figure NAME --out" in run("lab", "table", "1", exits=2).stderr
+    assert "--base BASE" in run("scan", str(ENCODER), "--adapter", "x", exits=2).stderr
+    assert "--out FILE.tex" in run("scan", str(ENCODER), "--format", "latex", exits=2).stderr

@@ -82,6 +82,6 @@ def test_directions_in_the_command() -> None:
     rows = list(csv.DictReader(io.StringIO(printed)))
     assert {row["direction"] for row in rows} == {"0", "1"}
     assert {row["end"] for row in rows} == {"plus", "minus"}
-    assert "did you mean --directions?" in run(*place, "--svd", exits=2).stderr
+    assert "did you mean --directions [N]?" in run(*place, "--svd", exits=2).stderr
     with pytest.raises(CheckpointError, match="1 or more"):
         wqk.tokens(INDUCTION, 1, 2, directions=0)

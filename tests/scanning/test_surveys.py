@@ -115,6 +115,7 @@ def test_a_folder_of_checkpoints_and_a_list_are_refused_before_anything_is_writt
     (tmp_path / "many" / "one").mkdir(parents=True)
     (tmp_path / "many" / "one" / "model.safetensors").touch()
     (tmp_path / "list.txt").write_text("owner/model\n")
+    (tmp_path / "other.safetensors").touch()  # weights in the folder of the list
     monkeypatch.chdir(tmp_path)
     for ref in ("many/", "./many", "many"):
         expected = rf"^{re.escape(ref)}: is a folder of checkpoints \(one\); survey them as \S+/\*$"

@@ -165,6 +165,7 @@ SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
     "plot": "table.plot()",
     "report": "wqk.report(monitor.table, path)",
     "summary": "latest",
+    **dict.fromkeys(("step", "record", "update", "log", "score"), "monitor(step)"),
 }
 
 

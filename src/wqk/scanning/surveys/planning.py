@@ -111,7 +111,8 @@ def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> N
         path = Path(ref)
         if ref.startswith("@") or not exists(path):
             continue
-        if path.is_file() and path.suffix in LIST_ENDINGS and not has_weights(path.parent):
+        is_text = path.is_file() and path.suffix in LIST_ENDINGS
+        if is_text and (path.suffix or not has_weights(path.parent)):
             raise CheckpointError(
                 f"{redacted(ref)}: is a file of text, not a checkpoint; if it lists checkpoints, "
                 f"give it as @{redacted(ref)}"
