@@ -314,8 +314,13 @@ def test_the_advice_of_errors_works(cases: list[Advice]) -> None:
     assert not failures, "\n".join(failures)
 
 
-# Advice of the laboratory that is not run here: surveys of pairs, the data of GLUE, plain words.
-ELSEWHERE = {"wqk lab pairs --out DIR", "wqk lab atlas --json prints its rows"}
+# Advice that is not run here: surveys of pairs, rows of the atlas, and repairs, which other files
+# test.
+ELSEWHERE = {
+    "wqk lab pairs --out DIR",
+    "wqk lab atlas --json prints its rows",
+    "wqk.same(reference, candidate, repair=folder)",
+}
 
 
 def test_all_advice_of_errors_is_here() -> None:
