@@ -346,6 +346,12 @@ def test_each_cause_is_said_once_with_its_layers() -> None:
     assert done.stdout.count("different weights") == 1
 
 
+def test_a_line_names_the_side_of_a_cause_once() -> None:
+    faulty = edited(lambda q: 1.5 * q, "q", layer=1)
+    printed = str(same(opened(llama()), opened(faulty)))
+    assert "• query: scaled by 1.5, decoder self, layer 1" in printed
+
+
 def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):
     tensors = llama()
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:

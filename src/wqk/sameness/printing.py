@@ -48,11 +48,13 @@ def printed(comparison: Comparison) -> Iterator[Any]:
 
 
 def _line_of_cause(cause: Cause) -> Text:
-    """Return the reason of a cause, its sides and its layers."""
-    sides = " and ".join(cause.mismatch.sides)
-    sides_in_brackets = f" ({sides})" if sides else ""
-    place = f"{sides_in_brackets}, {cause.where}"
-    return Text.assemble("• ", (cause.mismatch.reason, "bold"), place)
+    """Return the reason of a cause, the sides that the reason does not name, and its layers."""
+    reason = cause.mismatch.reason
+    place = f", {cause.where}"
+    if not any(side in reason for side in cause.mismatch.sides):
+        sides = " and ".join(cause.mismatch.sides)
+        place = f" ({sides}){place}" if sides else place
+    return Text.assemble("• ", (reason, "bold"), place)
 
 
 def _unexplained_tensors(comparison: Comparison) -> Iterator[Text | str]:
