@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests import small
 from tests.cases import cases
 from tests.command import run
@@ -346,10 +348,14 @@ def test_each_cause_is_said_once_with_its_layers() -> None:
     assert done.stdout.count("different weights") == 1
 
 
-def test_a_line_names_the_side_of_a_cause_once() -> None:
-    faulty = edited(lambda q: 1.5 * q, "q", layer=1)
-    printed = str(same(opened(llama()), opened(faulty)))
-    assert "• query: scaled by 1.5, decoder self, layer 1" in printed
+def test_a_line_names_the_side_of_a_cause_once(tmp_path: Path) -> None:
+    demo = wqk.demo_model("encoder")
+    shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["roberta_prelayernorm.encoder.layer.1.attention.self.query.weight"] *= 2
+    save_file(weights, tmp_path / "model.safetensors")
+    done = run("same", str(demo), str(tmp_path), exits=1)
+    assert "• query: scaled by 2, encoder self, layer 1" in done.stdout.splitlines()
 
 
 def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):
