@@ -11,7 +11,7 @@ from tests import small
 from tests.sameness.adapting import ALPHA, RANK
 
 import wqk
-from wqk.checkpoints.adapters import Decomposed, decomposed
+from wqk.checkpoints.adapters import DoraUpdate, decomposed
 from wqk.sameness.decomposed_merges import wrong_merge
 from wqk.sameness.mismatches import Kind
 
@@ -117,7 +117,7 @@ def test_a_right_merge_of_a_small_update_is_no_mistake(update: float, trained: f
     product = update * random.standard_normal((64, 2)) @ random.standard_normal((2, 96))
     magnitudes = norms(base).ravel() * (1 + trained * random.standard_normal(64))
     merged = decomposed(base, product, magnitudes).astype(np.float32)
-    assert wrong_merge(base, Decomposed(product, magnitudes, False), merged) == ""
+    assert wrong_merge(base, DoraUpdate(product, magnitudes, False), merged) == ""
     with_base_norms = magnitudes[:, None] * (base + product) / norms(base)
-    mistake = wrong_merge(base, Decomposed(product, magnitudes, False), with_base_norms)
+    mistake = wrong_merge(base, DoraUpdate(product, magnitudes, False), with_base_norms)
     assert mistake == "merged with the norms of the base model's weight"

@@ -34,7 +34,7 @@ from wqk.sameness.edits import (
     Viewed,
     Within,
 )
-from wqk.sameness.execution import Arrays, Tensor, run
+from wqk.sameness.execution import ProgramTensors, Tensor, run
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, merged, program
 
 RANDOM = np.random.default_rng(0)
@@ -109,8 +109,8 @@ def in_pytorch(code: str, weight: np.ndarray, original: np.ndarray) -> np.ndarra
 
 def in_stand_in(edit: Edit, weight: np.ndarray, original: np.ndarray) -> np.ndarray:
     """The weight after the code was run without PyTorch."""
-    tensors = Arrays({"a": weight, "norm.weight": GAIN})
-    reference = Arrays({"a": original, "norm.weight": GAIN})
+    tensors = ProgramTensors({"a": weight, "norm.weight": GAIN})
+    reference = ProgramTensors({"a": original, "norm.weight": GAIN})
     run(Change(("a",), edit).code(), tensors, reference, adapter={"a": (Tensor(DOWN), Tensor(UP))})
     return tensors.changed["a"]
 

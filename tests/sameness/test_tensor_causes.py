@@ -16,7 +16,7 @@ from tests import small
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.sameness.execution import Arrays, run
+from wqk.sameness.execution import ProgramTensors, run
 from wqk.sameness.mismatches import Kind
 
 LAYERS, WIDTH, HIDDEN, EXPERTS, VOCABULARY = 3, 24, 40, 4, 56
@@ -252,9 +252,9 @@ def test_a_mistake_is_one_cause_whose_repair_undoes_it(mistake: Mistake) -> None
     assert mistake.reason in answer.causes[0].mismatch.reason
     assert mistake.reason in answer.sentence
     assert answer.unexplained == ()
-    mended = Arrays(wrong)
+    mended = ProgramTensors(wrong)
     config = dict(candidate.config)
-    run(answer.repair, mended, Arrays(tensors()), config)
+    run(answer.repair, mended, ProgramTensors(tensors()), config)
     repaired = model({**wrong, **mended.changed}, "repaired", **config)
     assert wqk.same(reference, repaired, everything=True).same is True
 
@@ -267,7 +267,7 @@ def test_kernels_with_exchanged_axes_are_turned_back(sizes: tuple[int, int]) -> 
     wrong = tensors() | {name: np.ascontiguousarray(kernel.swapaxes(2, 3))}
     answer = wqk.same(model(right, "reference"), model(wrong, "candidate"), everything=True)
     assert [cause.mismatch.verdict for cause in answer.causes] == [Kind.TRANSPOSED]
-    mended = Arrays(wrong)
+    mended = ProgramTensors(wrong)
     run(answer.repair, mended, {})  # the reference supplies nothing
     np.testing.assert_array_equal(mended.changed[name], kernel)
 
@@ -345,6 +345,6 @@ def test_a_long_order_without_a_name_is_printed_as_code_that_runs(share: float) 
     comparison = wqk.same(model(original, "a"), model(moved, "b"), everything=True)
     (cause,) = comparison.causes
     assert cause.mismatch.verdict is Kind.ROWS
-    mended = Arrays(moved)
-    run(comparison.repair, mended, Arrays(original))
+    mended = ProgramTensors(moved)
+    run(comparison.repair, mended, ProgramTensors(original))
     np.testing.assert_array_equal(mended.changed[name], original[name])

@@ -19,8 +19,8 @@ from wqk._machine import cached_property
 from wqk._typing import Array, Float
 from wqk.attention.factors import (
     PLAIN,
+    BlockWeights,
     Coordinates,
-    Factors,
     Omission,
     at_distance,
     augmented,
@@ -42,7 +42,7 @@ BLOCK_SYNONYMS = {
 }
 
 
-class Block(Factors, Advising, synonyms=BLOCK_SYNONYMS):
+class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS):
     """One attention block of a model that was opened with `wqk.open`.
 
     Each weight is read when it is first needed, and only once. The linear parts of norms between

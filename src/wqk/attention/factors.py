@@ -204,7 +204,7 @@ def load_factor(
     return factor
 
 
-class Factors:
+class BlockWeights:
     """The weights of one block; each weight is read when it is first needed, and only once.
 
     Attributes

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk._typing import Float, Int
-from wqk.attention.factors import Factor, Factors, at_distance, augmented, stacked
+from wqk.attention.factors import BlockWeights, Factor, at_distance, augmented, stacked
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan, Composed, Norm, Side
@@ -84,7 +84,7 @@ def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def ceilings(block: Factors, distances: Sequence[int] = (0,)) -> Ceilings | None:
+def ceilings(block: BlockWeights, distances: Sequence[int] = (0,)) -> Ceilings | None:
     """Compute the bounds of one block; None if it has no bound, see `lacks_ceiling`.
 
     Examples
@@ -122,7 +122,7 @@ def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
 
-def _length(block: Factors, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
+def _length(block: BlockWeights, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
     """Largest possible length of a query or a key, for each of its heads."""
     plan = block.plan
     heads, width, d = factor.stored_weight.shape
@@ -169,7 +169,7 @@ def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " 
 
 
 def _by_distance(
-    block: Factors, bound: np.ndarray, distances: Sequence[int]
+    block: BlockWeights, bound: np.ndarray, distances: Sequence[int]
 ) -> dict[int, np.ndarray]:
     """Return, by distance, the smaller of the general bound and the bound of the form there."""
     plan = block.plan
@@ -236,7 +236,7 @@ class Bands(NamedTuple):
         return np.asarray(self.shares[:, slow].sum(axis=1))
 
 
-def rotary_bands(block: Factors) -> Bands:
+def rotary_bands(block: BlockWeights) -> Bands:
     """Return the rotary planes of one block.
 
     Raises

@@ -179,7 +179,7 @@ class Update(NamedTuple):
     magnitude: str = ""  # of DoRA: the norm of each output's weights; empty for LoRA
 
 
-class Decomposed(NamedTuple):
+class DoraUpdate(NamedTuple):
     """An update of DoRA: what is added to a weight, and the norm that each output then gets."""
 
     product: np.ndarray  # scale · B A, (out, in)
@@ -187,7 +187,7 @@ class Decomposed(NamedTuple):
     transposed: bool  # whether the weight is stored (in, out)
 
 
-class Factors(NamedTuple):
+class LoraFactors(NamedTuple):
     """The factors of an update of LoRA, s B A.
 
     Attributes
@@ -278,13 +278,13 @@ class AdaptedCheckpoint(Checkpoint):
         update = self._updates.get(tensor)
         return 0 if update is None else self._adapter.info(update.down).shape[0]
 
-    def factors(self, tensor: str) -> Factors | None:
+    def factors(self, tensor: str) -> LoraFactors | None:
         """Return the factors of LoRA's update of a tensor; None without one, and for DoRA."""
         update = self._updates.get(tensor)
         if update is None or update.magnitude:
             return None
         down, up = self._adapter.read([Part(update.down), Part(update.up)])
-        return Factors(down, up, update.scale, update.transposed)
+        return LoraFactors(down, up, update.scale, update.transposed)
 
     @property
     def stabilized(self) -> bool:
@@ -334,14 +334,14 @@ class AdaptedCheckpoint(Checkpoint):
         self.base.abandon()
         self._adapter.abandon()
 
-    def decomposed(self, tensor: str) -> Decomposed | None:
+    def decomposed(self, tensor: str) -> DoraUpdate | None:
         """Return the update of a tensor that DoRA decomposes; None for any other."""
         update = self._updates.get(tensor)
         if update is None or not update.magnitude:
             return None
         parts = [Part(update.down), Part(update.up), Part(update.magnitude)]
         down, up, magnitudes = (array.astype(np.float64) for array in self._adapter.read(parts))
-        return Decomposed(update.scale * (up @ down), magnitudes.reshape(-1), update.transposed)
+        return DoraUpdate(update.scale * (up @ down), magnitudes.reshape(-1), update.transposed)
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
         update = self._updates.get(part.name)

@@ -73,6 +73,10 @@ class TensorInfo(NamedTuple):
         return f"{self.dtype}, groups of {self.grid.shared}" if self.grid else ""
 
 
+# The tensors of a checkpoint, by name.
+Tensors = Mapping[str, TensorInfo]
+
+
 class Part(NamedTuple):
     """A tensor, or some of its rows: half-open ranges of its first axis."""
 

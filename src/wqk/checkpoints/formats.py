@@ -186,7 +186,7 @@ PREFERRED = (
 NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 
 
-class Weights(NamedTuple):
+class WeightFiles(NamedTuple):
     """A folder's weights."""
 
     files: tuple[str, ...]  # names within the folder; none if it holds no weights
@@ -195,7 +195,7 @@ class Weights(NamedTuple):
     format: Format | None = None  # None for that of `transformers`
 
 
-def choose_weights(folder: Folder) -> Weights:
+def choose_weights(folder: Folder) -> WeightFiles:
     """Choose a folder's weights: those that `transformers` would load, or of another format.
 
     Raises `CheckpointError` if an index is damaged, or names files outside the folder.
@@ -207,30 +207,30 @@ def choose_weights(folder: Folder) -> Weights:
         return _weights_by_name(folder, names)
     if first.endswith(".json"):
         files = shard_names(folder.object(first), f"{folder.name}/{first}")
-        chosen = Weights(tuple(files), first)
+        chosen = WeightFiles(tuple(files), first)
     else:
-        chosen = Weights((first,), format=format_of(first))
+        chosen = WeightFiles((first,), format=format_of(first))
     return chosen._replace(notes=_passed_over(chosen, names))
 
 
-def _weights_by_name(folder: Folder, names: Sequence[str]) -> Weights:
+def _weights_by_name(folder: Folder, names: Sequence[str]) -> WeightFiles:
     """Choose weights of other libraries, or files with the endings of weights."""
     for layout in FORMATS:
         layout_files = layout.files(names)
         if layout_files and layout.split_axis:
-            return Weights(layout_files, format=layout)
+            return WeightFiles(layout_files, format=layout)
         if layout_files:
             return _one_model(layout_files, layout)
     candidates = sorted(name for name in names if not name.startswith(NOT_WEIGHTS))
     safetensors = tuple(name for name in candidates if name.endswith(".safetensors"))
     if safetensors:
-        return Weights(safetensors)
+        return WeightFiles(safetensors)
     archives = [name for name in candidates if name.endswith(ARCHIVES)]
     readable_archives = tuple(name for name in archives if unread_format(name) is None)
-    return Weights(readable_archives) if readable_archives else _distributed(folder)
+    return WeightFiles(readable_archives) if readable_archives else _distributed(folder)
 
 
-def _distributed(folder: Folder) -> Weights:
+def _distributed(folder: Folder) -> WeightFiles:
     """Find a distributed checkpoint one folder deeper, or in a folder that cannot be listed."""
     if folder.names is None:
         descriptions = [METADATA] if folder.source(METADATA) is not None else []
@@ -243,8 +243,8 @@ def _distributed(folder: Folder) -> Weights:
             path for path in descriptions if step_in(PurePosixPath(path).parts[0]) is None
         ]
     if len(descriptions) != 1:
-        return Weights(())
-    return Weights((descriptions[0],), format=DISTRIBUTED)
+        return WeightFiles(())
+    return WeightFiles((descriptions[0],), format=DISTRIBUTED)
 
 
 def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name, *filter(pattern.fullmatch, names)}))
 
 
-def _one_model(names: tuple[str, ...], layout: Format) -> Weights:
+def _one_model(names: tuple[str, ...], layout: Format) -> WeightFiles:
     """Return the only model among files, or the last of a run; `CheckpointError` for several."""
     model_files, notes = parts_of(names[0], names), list[str]()
     if "{}" in "".join(layout.config) and len(names) > 1:
@@ -274,10 +274,10 @@ def _one_model(names: tuple[str, ...], layout: Format) -> Weights:
     if other_models:
         shown = ", ".join((names[0], *other_models)[:4]) + (", …" if len(other_models) > 3 else "")
         raise CheckpointError(f"several models here: {shown}; choose one by its path or address")
-    return Weights(model_files, notes=tuple(notes), format=layout)
+    return WeightFiles(model_files, notes=tuple(notes), format=layout)
 
 
-def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
+def _passed_over(chosen: WeightFiles, names: Iterable[str]) -> tuple[str, ...]:
     """Return the note on files of the same format that were skipped."""
     ending = PurePath(chosen.files[0]).suffix
     skipped_files = sorted(
@@ -557,7 +557,7 @@ class StoredCheckpoint(Checkpoint):
         return list(ranges_of.items())
 
 
-def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
+def read_folder(folder: Folder, weights: WeightFiles | None = None) -> StoredCheckpoint:
     """Open the checkpoint in a folder, or in some of its files; only headers are read.
 
     Raises `CheckpointError` if weights are missing, or cannot be scored.
@@ -587,7 +587,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     )
 
 
-def _stored_configuration(folder: Folder, chosen: Weights) -> Mapping[str, Any]:
+def _stored_configuration(folder: Folder, chosen: WeightFiles) -> Mapping[str, Any]:
     """Return the first configuration of the format that the folder contains; empty without one."""
     paths: Iterable[str] = ("config.json",)
     if chosen.format:
@@ -599,7 +599,7 @@ def _stored_configuration(folder: Folder, chosen: Weights) -> Mapping[str, Any]:
     return {}
 
 
-def _open_files(folder: Folder, chosen: Weights) -> list[WeightFile]:
+def _open_files(folder: Folder, chosen: WeightFiles) -> list[WeightFile]:
     """Open the chosen files; files of a sharded model become one."""
 
     def open_file(name: str) -> WeightFile:
@@ -624,7 +624,9 @@ def _open_files(folder: Folder, chosen: Weights) -> list[WeightFile]:
     return files if joined is None else [joined]
 
 
-def _description(folder: Folder, chosen: Weights, files: Sequence[WeightFile]) -> Mapping[str, Any]:
+def _description(
+    folder: Folder, chosen: WeightFiles, files: Sequence[WeightFile]
+) -> Mapping[str, Any]:
     """Return the first description that files contain besides tensors; empty without one."""
     for file in files:
         about: Mapping[str, Any] | None = getattr(file, "about", None)
@@ -737,7 +739,7 @@ def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
         raise CheckpointError(
             f"one of {len(parts)} files that each hold some rows of every tensor; scan their folder"
         )
-    return read_folder(folder, Weights(parts_of(path.name, folder.names or ()), format=layout))
+    return read_folder(folder, WeightFiles(parts_of(path.name, folder.names or ()), format=layout))
 
 
 def has_weights(folder: Path) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from wqk.checkpoints.formats import ENDINGS, Weights, unread_format
+from wqk.checkpoints.formats import ENDINGS, WeightFiles, unread_format
 from wqk.checkpoints.library_formats import format_of
 from wqk.errors import CheckpointError
 from wqk.storage.range_cache import open_cache
@@ -47,7 +47,7 @@ class RemoteAccess:
         return self.settings.get("token")
 
 
-def single_file(name: str) -> Weights | None:
+def single_file(name: str) -> WeightFiles | None:
     """Return the weights at an address that ends with the name of a file; None for a folder.
 
     Raises `CheckpointError` for the name of a file in a format that is not read.
@@ -64,4 +64,4 @@ def single_file(name: str) -> Weights | None:
         return None
     # A GGUF file contains its configuration: no other file is requested.
     layout = format_of(name) if ending == ".gguf" else None
-    return Weights((name,), format=layout)
+    return WeightFiles((name,), format=layout)

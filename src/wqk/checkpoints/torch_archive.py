@@ -102,7 +102,7 @@ class TorchFile:
         self.source = source
         # For a remote archive: small reads of its directory lie within its first and last bytes.
         window = 2**12 if bare else 2**16
-        self._stream = _Stream(source, window)
+        self._stream = _BoundedReader(source, window)
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._starts: dict[str, int] = {}  # of storages, by their keys
         for position in (0, max(0, source.size - window)):
@@ -262,7 +262,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> byte
     return content
 
 
-class _Stream(io.BufferedReader):
+class _BoundedReader(io.BufferedReader):
     """A source of bytes as a file that never allocates more than there is to read."""
 
     def __init__(self, source: ByteSource, ahead: int) -> None:

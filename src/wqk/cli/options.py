@@ -29,7 +29,7 @@ class PathType(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Reference(click.Path):
+class ReferenceType(click.Path):
     """A checkpoint: a path, which a shell completes, or another reference."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -44,13 +44,13 @@ class Reference(click.Path):
         return super().convert(value, param, ctx)
 
 
-REF = Reference(readable=False)
+REF = ReferenceType(readable=False)
 PATH = PathType(path_type=Path)
 FILE = PathType(path_type=Path, dir_okay=False)
 FOLDER_PATH = PathType(path_type=Path, file_okay=False)
 
 
-class Count(click.IntRange):
+class CountType(click.IntRange):
     """A whole number from 1 on. The upper limit, far above any count, is left out of the help."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Count(click.IntRange):
         return "x>=1"
 
 
-COUNT = Count()
+COUNT = CountType()
 
 
 class Number(click.FloatRange):
@@ -82,14 +82,14 @@ MOST_NUMBERS = 100_000
 POSITIVE = Number(min=0, min_open=True)
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]
+class NumbersType(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers and ranges, both ends included: ``0,1,8:64``; negative ones if ``from_end``.
 
     Examples
     --------
-    >>> Numbers()("0-2,8")
+    >>> NumbersType()("0-2,8")
     (0, 1, 2, 8)
-    >>> Numbers()("0,2:4"), Numbers(from_end=True)("0,-2:-1")
+    >>> NumbersType()("0,2:4"), NumbersType(from_end=True)("0,-2:-1")
     ((0, 2, 3, 4), (0, -2, -1))
     """
 
@@ -156,14 +156,14 @@ class LayerAndHead(click.ParamType):  # type: ignore[type-arg]
         return int(layer), int(head)
 
 
-RANGES = Numbers()
+RANGES = NumbersType()
 
 # Options of arguments with one meaning in all verbs, by the name of the argument. Arguments that
 # are not in this table are options of a single verb, and its function describes them.
 OPTIONS: dict[str, dict[str, Any]] = {
     "layer": {"type": int, "metavar": "L", "help": "Which layer; negative: from the end."},
     "layers": {
-        "type": Numbers(from_end=True),
+        "type": NumbersType(from_end=True),
         "metavar": "L,L:M",
         "help": "Only these layers, such as 3,10:20; negative ones count from each stack's end.",
     },

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wqk.checkpoints import TensorInfo
+from wqk.checkpoints.checkpoint import Tensors
 from wqk.families.naming import without_numbers
-
-Tensors = Mapping[str, TensorInfo]
 
 # The end of the name of a module that holds queries: q_proj, query, Wq, to_q, q_lin, attn_q, ...
 QUERY = re.compile(r"(?P<before>|.*_|[wW])(?P<role>queries|query|q|Q)(?P<after>|_.*)")

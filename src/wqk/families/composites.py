@@ -14,14 +14,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from wqk.checkpoints import Checkpoint, TensorInfo
+from wqk.checkpoints import Checkpoint
+from wqk.checkpoints.checkpoint import Tensors
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.family import family_of_type
 from wqk.families.model_types import part_types
 from wqk.families.rules import AttentionRule, Family
 from wqk.families.spellings import prefixes
-
-Tensors = Mapping[str, TensorInfo]
 
 # Words for parts in configurations and names of tensors, by the name of their stack.
 WORDS = {

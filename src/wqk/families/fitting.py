@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from wqk.checkpoints import Part, TensorInfo
+from wqk.checkpoints import Part
+from wqk.checkpoints.checkpoint import Tensors
 from wqk.errors import CheckpointError
 from wqk.families.layouts import Composed, Norm, Projection
 from wqk.families.plans import AttentionPlan
 from wqk.families.sides import Side
-
-Tensors = Mapping[str, TensorInfo]
 
 
 def require_fitting(plan: AttentionPlan, tensors: Tensors) -> None:

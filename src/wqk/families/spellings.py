@@ -6,12 +6,13 @@ A spelling is a name with placeholders: ``layers.{layer}.self_attn.q_proj``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from wqk.checkpoints import Part, TensorInfo
+from wqk.checkpoints import Part
+from wqk.checkpoints.checkpoint import Tensors
 from wqk.errors import CheckpointError
 from wqk.families.candidates import RECURRENT, candidates
 from wqk.families.layouts import Composed
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from wqk.families.layouts import Projection
     from wqk.families.rules import AttentionRule
 
-Tensors = Mapping[str, TensorInfo]
 Index = tuple[int, ...]
 
 # Names of a norm's gain and bias; in the oldest files they are gamma and beta.

@@ -74,7 +74,7 @@ CONTROL_SIZES: dict[str, Any] = {
 
 # A part as a function of a factor, and the named directions in which the loss is differentiated.
 Along = Callable[[float], ScorePart]
-Direction = tuple[str, list[Along]]
+PartDirection = tuple[str, list[Along]]
 
 # The loss is differentiated by steps of this size.
 STEP = 0.05
@@ -416,7 +416,7 @@ def _jobs(
 def _passes(
     stacks: int,
     jobs: Sequence[tuple[ScorePlace, Sequence[ScorePart]]],
-    directions: Sequence[Direction],
+    directions: Sequence[PartDirection],
     draws: int,
     *,
     curves: bool,
@@ -449,7 +449,7 @@ def random_halves(draws: int) -> list[ScorePart]:
     return halves
 
 
-def _directions(draws: int) -> list[Direction]:
+def _directions(draws: int) -> list[PartDirection]:
     """Return the directions of derivatives of the loss: factors of a half of the scores."""
 
     def even_half(mirror: Mirror, draw: int) -> Along:
@@ -584,7 +584,9 @@ class _PartLosses:
             )
         return rows
 
-    def slopes(self, place: ScorePlace, directions: Sequence[Direction]) -> list[dict[str, Any]]:
+    def slopes(
+        self, place: ScorePlace, directions: Sequence[PartDirection]
+    ) -> list[dict[str, Any]]:
         """Return derivative and curvature in each direction, with intervals over blocks."""
         rows = []
         for name, alongs in directions:

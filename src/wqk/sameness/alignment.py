@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeAlias
 from wqk.errors import CheckpointError, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 # A stack and a kind of attention, such as ("decoder", "self").
-Group: TypeAlias = tuple[str, str]
+BlockGroup: TypeAlias = tuple[str, str]
 
 
 class Pairing(NamedTuple):
@@ -25,7 +25,7 @@ class Pairing(NamedTuple):
         Blocks that only the reference has, and only the candidate.
     """
 
-    pairs: list[Pair]
+    pairs: list[PlanPair]
     missing: tuple[Place, ...]
     added: tuple[Place, ...]
 
@@ -41,10 +41,10 @@ class Alignment(NamedTuple):
         The plans of a first pair, of blocks or of other mixers.
     """
 
-    pairs: list[Pair]
+    pairs: list[PlanPair]
     missing: tuple[Place, ...]
     added: tuple[Place, ...]
-    anchor: Pair
+    anchor: PlanPair
 
 
 def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
@@ -78,7 +78,7 @@ def paired(of_reference: Sequence[AttentionPlan], of_candidate: Sequence[Attenti
     """
     by_place = {plan.place: plan for plan in of_candidate}
     stacks = _renamed_stacks(of_reference, of_candidate)
-    pairs: list[Pair] = []
+    pairs: list[PlanPair] = []
     missing: list[Place] = []
     for plan in of_reference:
         place = plan.place
@@ -98,9 +98,9 @@ class _Shape(NamedTuple):
     sizes: tuple[tuple[int, int], ...]  # layer and width of the queries, of each block
 
 
-def _shapes(plans: Sequence[AttentionPlan]) -> dict[Group, _Shape]:
+def _shapes(plans: Sequence[AttentionPlan]) -> dict[BlockGroup, _Shape]:
     """Return the shape of each stack and kind."""
-    sizes: dict[Group, list[tuple[int, int]]] = {}
+    sizes: dict[BlockGroup, list[tuple[int, int]]] = {}
     for plan in plans:
         width = plan.query.heads * plan.query.head_width
         sizes.setdefault((plan.stack, plan.kind), []).append((plan.layer, width))
@@ -109,12 +109,12 @@ def _shapes(plans: Sequence[AttentionPlan]) -> dict[Group, _Shape]:
 
 def _renamed_stacks(
     of_reference: Sequence[AttentionPlan], of_candidate: Sequence[AttentionPlan]
-) -> dict[Group, str]:
+) -> dict[BlockGroup, str]:
     """Return the candidate's names of the reference's stacks, where the names differ."""
     reference, candidate = _shapes(of_reference), _shapes(of_candidate)
     unpaired = {group: shape for group, shape in reference.items() if group not in candidate}
     unpaired_shapes = list(unpaired.values())
-    stacks: dict[Group, str] = {}
+    stacks: dict[BlockGroup, str] = {}
     for group, shape in unpaired.items():
         fitting = [
             other
@@ -137,7 +137,7 @@ def _chosen(pairing: Pairing, layers: Collection[int]) -> Pairing:
     require_list("layers", layers, [0, -1])
     pairs, missing, added = pairing
     places = [*(reference.place for reference, _ in pairs), *missing, *added]
-    last: dict[Group, int] = {}
+    last: dict[BlockGroup, int] = {}
     for place in places:
         group = place.stack, place.kind
         last[group] = max(place.layer, last.get(group, place.layer))

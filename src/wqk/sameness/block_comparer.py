@@ -23,7 +23,7 @@ from wqk.sameness.measurement import BlockMeasurement, Signatures
 from wqk.sameness.mismatches import Kind, Mismatch, listed
 from wqk.sameness.repairs import Change
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
-from wqk.sameness.weights import CIRCUITS, SCORES, Pair, form_parts
+from wqk.sameness.weights import CIRCUITS, SCORES, PlanPair, form_parts
 
 
 class BlockComparer:
@@ -43,7 +43,7 @@ class BlockComparer:
         self._tolerance = tolerance
         # Layers of the reference without a partner may lie in the place of others.
         lone_plans = [plan for plan in models[0].plans if plan.place in alignment.missing]
-        self._sources: list[Pair] = [*alignment.pairs]
+        self._sources: list[PlanPair] = [*alignment.pairs]
         self._sources += [(plan, alignment.anchor[1]) for plan in lone_plans]
         self._signatures = Signatures([model.checkpoint for model in models], self._sources)
         self._lone_places = (*alignment.missing, *alignment.added)
@@ -168,7 +168,7 @@ class BlockComparer:
         )
 
 
-def _order_of_guess(pair: Pair, block: BlockComparison, causes: Sequence[Mismatch]) -> str:
+def _order_of_guess(pair: PlanPair, block: BlockComparison, causes: Sequence[Mismatch]) -> str:
     """Return why two blocks are not decided, if only a guessed order within a fused weight differs.
 
     A guess assumes that a fused weight holds queries, keys and values in this order. If another

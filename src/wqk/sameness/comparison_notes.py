@@ -15,7 +15,7 @@ from wqk.sameness.mismatches import Mismatch
 from wqk.sameness.missing_tensors import missing_in_both
 from wqk.sameness.outside import absent_towers
 from wqk.sameness.positions import is_guessed, positions_unknown
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 # Names of number types in notes.
 TYPES = {
@@ -44,7 +44,7 @@ def notes_on(
     yield from absent_towers(models)
 
 
-def _unknown_parts(pairs: Sequence[Pair]) -> Iterator[str]:
+def _unknown_parts(pairs: Sequence[PlanPair]) -> Iterator[str]:
     """Yield a note on the parts of attention that a guess, or a family, does not know."""
     if is_guessed(pairs):
         yield (
@@ -104,7 +104,7 @@ def settings_that_differ(models: Sequence[Model], everything: bool) -> Differing
     return DifferingSettings(tuple(compared), tuple(not_compared))
 
 
-def formats_of_one_model(pairs: Sequence[Pair]) -> tuple[str, ...]:
+def formats_of_one_model(pairs: Sequence[PlanPair]) -> tuple[str, ...]:
     """Return the formats with few bits that only one of the two models has for forms."""
     formats: tuple[set[str], set[str]] = (set(), set())
     for reference, candidate in pairs:

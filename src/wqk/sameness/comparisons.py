@@ -36,7 +36,7 @@ TITLES = {
 }
 
 
-class Count(NamedTuple):
+class EqualCount(NamedTuple):
     """Number of equal parts, and of all parts that were compared."""
 
     same: int
@@ -305,7 +305,7 @@ class Comparison:
         return [blocks for blocks in lone if blocks.places]
 
     @property
-    def counts(self) -> dict[str, Count]:
+    def counts(self) -> dict[str, EqualCount]:
         """Numbers of equal and of compared parts: circuits of blocks and kinds of tensors."""
         outcomes: dict[str, list[bool]] = {SCORES: []}
         for block in self.blocks:
@@ -317,7 +317,7 @@ class Comparison:
         for tensor in self.tensors:
             if tensor.outcome is not Outcome.UNKNOWN:
                 outcomes.setdefault(TITLES[tensor.role], []).append(tensor.outcome.same)
-        return {title: Count(sum(equal), len(equal)) for title, equal in outcomes.items()}
+        return {title: EqualCount(sum(equal), len(equal)) for title, equal in outcomes.items()}
 
     # -- causes and their repair -----------------------------------------------------------
 

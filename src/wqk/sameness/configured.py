@@ -32,7 +32,7 @@ from wqk.sameness.repairs import Setting
 from wqk.sameness.tensor_roles import ATTENDING, MIXERS
 from wqk.sameness.tolerances import SAME_FREQUENCY
 from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 # Settings of the mixing of tokens that plans do not read, and of norms anywhere.
 OF_ATTENTION = re.compile(
@@ -113,7 +113,7 @@ def base_of(frequencies: np.ndarray) -> float | None:
     return float(f"{base:.8g}")
 
 
-def rotary_repaired(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
+def rotary_repaired(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | None:
     """Return the settings that give the candidate's block the reference's rotary positions.
 
     The settings are the base, the scaling, or both, as the configuration spells them. If no setting
@@ -151,7 +151,7 @@ def rotary_repaired(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
 
 
 def _other_kind_of_layer(
-    models: Sequence[Model], pair: Pair, expected: Rotary | None
+    models: Sequence[Model], pair: PlanPair, expected: Rotary | None
 ) -> RepairedPlan | None:
     """Return the list of kinds of layers that gives the block the expected rotation, if one does.
 
@@ -196,7 +196,7 @@ def _frequencies(plan: AttentionPlan) -> object:
 
 
 def _configured(
-    models: Sequence[Model], pair: Pair, reference: Rotary, candidate: Rotary
+    models: Sequence[Model], pair: PlanPair, reference: Rotary, candidate: Rotary
 ) -> RepairedPlan | None:
     """Return the fewest edits of the candidate's configuration that give the reference's rotation.
 
@@ -212,7 +212,7 @@ def _configured(
         return None
     rotary_of_reference = replace(reference, order=candidate.order)
 
-    def edited(keys: Sequence[str]) -> _Restored | None:
+    def edited(keys: Sequence[str]) -> _RestoredSettings | None:
         """Return the plan with these of the reference's settings, if it has the rotation."""
         settings = actual | {key: expected.get(key) for key in keys}
         settings = {key: value for key, value in settings.items() if value is not None}
@@ -221,7 +221,11 @@ def _configured(
         if plan is None:
             return None
         rotary = as_exact_as(rotary_of_reference, plan.rotary)
-        return _Restored(keys, steps, plan) if same_rotation(rotary, rotary_of_reference) else None
+        return (
+            _RestoredSettings(keys, steps, plan)
+            if same_rotation(rotary, rotary_of_reference)
+            else None
+        )
 
     differing = [key for key in expected | actual if expected.get(key) != actual.get(key)]
     restored = _fewest(differing, edited)
@@ -247,7 +251,7 @@ def _configured(
     return Mismatch(Kind.ROTARY, reason, steps, facts=facts), restored.plan
 
 
-class _Restored(NamedTuple):
+class _RestoredSettings(NamedTuple):
     """Settings after which a plan agrees with the reference's.
 
     Attributes
@@ -266,8 +270,8 @@ class _Restored(NamedTuple):
 
 
 def _fewest(
-    keys: Sequence[str], restore: Callable[[Sequence[str]], _Restored | None]
-) -> _Restored | None:
+    keys: Sequence[str], restore: Callable[[Sequence[str]], _RestoredSettings | None]
+) -> _RestoredSettings | None:
     """Restore a plan by the fewest of some settings; None if all of them together do not."""
     restored = restore(keys)
     if restored is None:
@@ -359,7 +363,7 @@ def _respelled_by_kind(
 # -- other settings ----------------------------------------------------------------------------
 
 
-def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
+def other_settings(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch]:
     """Yield differing settings besides the form and its rotation, as far as both are known."""
     if not any(plan.rule.guess for plan in pair):
         yield from _differing_terms(models, pair)
@@ -367,7 +371,7 @@ def other_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
     yield from _misplaced(models[1].checkpoint, pair[1])
 
 
-def _differing_terms(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
+def _differing_terms(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch]:
     """Yield the terms of the score in which two blocks differ."""
     reference, candidate = pair
     expected_terms, actual_terms = _terms(reference), _terms(candidate)
@@ -606,7 +610,7 @@ def _place_of_norm(name: str) -> tuple[str, bool]:
     return short(name), any(word.isdigit() for word in name.split("."))
 
 
-def form_restored(models: Sequence[Model], pair: Pair) -> RepairedPlan | None:
+def form_restored(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | None:
     """Return the settings after which the candidate's form is planned as the reference's."""
     if _form(pair[0]) == _form(pair[1]):
         return None
@@ -628,8 +632,8 @@ OF_TYPE = ("model_type", "architectures")
 
 
 def _restored(
-    models: Sequence[Model], pair: Pair, view: Callable[[AttentionPlan], Any]
-) -> _Restored | None:
+    models: Sequence[Model], pair: PlanPair, view: Callable[[AttentionPlan], Any]
+) -> _RestoredSettings | None:
     """Return the fewest of the reference's settings after which ``view`` of both plans is equal.
 
     If the candidate's model type does not use a setting, the candidate needs the reference's type,
@@ -650,7 +654,7 @@ def _restored(
         whole = {**candidate_config, **{key: reference_config.get(key) for key in type_keys}}
         type_steps = [Setting((key,), reference_config.get(key)) for key in type_keys]
 
-        def restore(keys: Sequence[str]) -> _Restored | None:
+        def restore(keys: Sequence[str]) -> _RestoredSettings | None:
             """Return the plan of the candidate with some settings of the reference.
 
             None where the plan still differs from that of the reference.
@@ -664,7 +668,7 @@ def _restored(
                 Setting((*prefix, key), expected.get(key), removed=key not in expected)
                 for key in keys
             ]
-            return _Restored(keys, [*type_steps, *steps], plan)  # noqa: B023
+            return _RestoredSettings(keys, [*type_steps, *steps], plan)  # noqa: B023
 
         restored = _fewest(differing, restore)
         if restored is not None:
@@ -708,7 +712,7 @@ def _replanned(
     return next((replanned for replanned in plans if replanned.place == plan.place), None)
 
 
-def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
+def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterator[Mismatch]:
     """Yield numbers of heads, and their width, that only one of two configurations contains.
 
     The shapes of the weights still determine these numbers here; other programs may use a default.

@@ -521,7 +521,7 @@ def find_by_content(
         candidate_left = [name for name in candidate_infos if name not in places[1]]
         if not reference_left or not candidate_left:
             break
-        index = _Index({name: row_keys[name] for name in reference_left})
+        index = _RowIndex({name: row_keys[name] for name in reference_left})
         covered = {name: np.zeros(len(row_keys[name]), bool) for name in reference_left}
         for name in candidate_left:
             if keys_of is _column_keys and len(candidate_infos[name].shape) != 2:
@@ -544,7 +544,7 @@ def _infos_with_keys(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, 
     return {name: info for name, info in infos.items() if info.dtype in (*PLAIN, "F8_E4M3")}
 
 
-class _Index:
+class _RowIndex:
     """Index of the rows of many tensors by their keys."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:

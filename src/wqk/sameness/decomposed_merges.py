@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from wqk.attention.rounding import ROUNDING
-from wqk.checkpoints.adapters import Decomposed, decomposed
+from wqk.checkpoints.adapters import DoraUpdate, decomposed
 from wqk.sameness.tolerances import LEFT, SAFETY, SAME
 
 
-def _wrong_merges(base: np.ndarray, update: Decomposed) -> Iterator[tuple[str, np.ndarray]]:
+def _wrong_merges(base: np.ndarray, update: DoraUpdate) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each mistake in a phrase, and the weight (n, D) that it makes."""
     weight = base.astype(np.float64)
     product, magnitudes = update.product, update.magnitudes
@@ -35,7 +35,7 @@ def _wrong_merges(base: np.ndarray, update: Decomposed) -> Iterator[tuple[str, n
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def wrong_merge(base: np.ndarray, update: Decomposed, actual: np.ndarray) -> str:
+def wrong_merge(base: np.ndarray, update: DoraUpdate, actual: np.ndarray) -> str:
     """Return the mistake that makes a weight what it is, in a phrase; nothing if none does.
 
     A mistake must explain the weight better than the right merge does: an update of a few percent
@@ -53,7 +53,7 @@ def wrong_merge(base: np.ndarray, update: Decomposed, actual: np.ndarray) -> str
     Examples
     --------
     >>> base, product = np.eye(2), np.array([[0.0, 1.0], [0.0, 0.0]])
-    >>> update = Decomposed(product, np.array([2.0, 3.0]), False)
+    >>> update = DoraUpdate(product, np.array([2.0, 3.0]), False)
     >>> wrong_merge(base, update, base + product)
     'merged as LoRA: its magnitudes are forgotten'
     """

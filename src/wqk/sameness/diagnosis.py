@@ -23,16 +23,16 @@ from wqk.model import Model
 from wqk.sameness import mismatches
 from wqk.sameness.configured import form_restored, rotary_repaired
 from wqk.sameness.edits import Axes, HeadOrder, Permute, Scale, ScaleHeads, Take
-from wqk.sameness.execution import Arrays, run
+from wqk.sameness.execution import ProgramTensors, run
 from wqk.sameness.expected import Expected
 from wqk.sameness.finders.all_finders import search
 from wqk.sameness.form_causes import CircuitDifference, compare
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.missing_tensors import restored
+from wqk.sameness.missing_tensors import completed_block
 from wqk.sameness.repairs import Change, Setting, Step
 from wqk.sameness.tolerances import FARTHER, SAME, SAME_FACTOR
-from wqk.sameness.weight_pairs import SCORED, Finding
-from wqk.sameness.weights import SCORES, VALUES, Pair, circuit_parts
+from wqk.sameness.weight_pairs import SCORED, WeightFinding
+from wqk.sameness.weights import SCORES, VALUES, PlanPair, circuit_parts
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class BlockExplanation:
 
 def diagnose(
     models: Sequence[Model],
-    pair: Pair,
+    pair: PlanPair,
     neighbors: Sequence[AttentionPlan],
     tolerance: float,
     circuits: Sequence[str],
@@ -85,7 +85,7 @@ def diagnose(
     circuits, measured
         The circuits to explain, and those of them that differ.
     """
-    completed = restored(models, pair)
+    completed = completed_block(models, pair)
     if completed is not None:  # tensors that the file lacks are known; the remaining is explained
         models, pair = (models[0], completed.model), (pair[0], completed.plan)
         checkpoints = [model.checkpoint for model in models]
@@ -140,7 +140,7 @@ class _DifferingBlock:
         self,
         *,
         checkpoints: Sequence[Checkpoint],
-        pair: Pair,
+        pair: PlanPair,
         neighbors: Sequence[AttentionPlan],
         tolerance: float,
         circuits: Sequence[str],
@@ -198,9 +198,9 @@ class _DifferingBlock:
 
     def _repaired(self, causes: Sequence[Mismatch]) -> dict[str, np.ndarray]:
         """Run the printed repairs of causes on the block's tensors; return those that changed."""
-        tensors = Arrays(self._expected.actual_arrays())
+        tensors = ProgramTensors(self._expected.actual_arrays())
         for cause in causes:
-            reference = Arrays(self._expected.expected_arrays())
+            reference = ProgramTensors(self._expected.expected_arrays())
             run(cause.repair, tensors, reference, adapter=self._expected.adapter())
         return tensors.changed
 
@@ -238,7 +238,7 @@ def _differ_more(
 
 def _attempts(
     block: Expected, neighbors: Sequence[AttentionPlan], has_settings: bool
-) -> Iterator[list[Finding]]:
+) -> Iterator[list[WeightFinding]]:
     """Yield findings that may together make the blocks the same.
 
     These are all findings, those of weights alone, those with the norms folded in, or none.
@@ -340,7 +340,7 @@ def _steps_of_pairing(cause: Mismatch, block: Expected) -> tuple[Step, ...]:
 # -- averaged heads ----------------------------------------------------------------------------
 
 
-def _averaged_heads(pair: Pair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:
+def _averaged_heads(pair: PlanPair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:
     """Return the cause of key and value heads that are means of several of the reference's."""
     for name in ("key", "value"):
         projections = [_projection_of(plan, name) for plan in pair]

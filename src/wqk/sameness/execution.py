@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk.checkpoints.adapters import Factors
+from wqk.checkpoints.adapters import LoraFactors
 
 # Functions of Python that printed code uses.
 FUNCTIONS = {"range": range, "slice": slice, "zip": zip}
@@ -137,7 +137,7 @@ def _log(tensor: Tensor) -> Tensor:
     return Tensor(np.log(tensor.array))
 
 
-def as_tensors(factors: Factors) -> tuple[Tensor, Tensor]:
+def as_tensors(factors: LoraFactors) -> tuple[Tensor, Tensor]:
     """Return the factors A and B of an adapter's update, as printed code takes them."""
     return Tensor(factors.down), Tensor(factors.up)
 
@@ -145,7 +145,7 @@ def as_tensors(factors: Factors) -> tuple[Tensor, Tensor]:
 TORCH = SimpleNamespace(arange=_arange, cat=_cat, log=_log, tensor=_tensor)
 
 
-class Arrays(MutableMapping[str, Any]):
+class ProgramTensors(MutableMapping[str, Any]):
     """Arrays by name, given to printed code as tensors; what the code assigns is kept apart.
 
     Attributes
@@ -201,7 +201,7 @@ def run(
 
     Examples
     --------
-    >>> tensors = Arrays({"w": np.array([[1.0, 2.0], [3.0, 4.0]])})
+    >>> tensors = ProgramTensors({"w": np.array([[1.0, 2.0], [3.0, 4.0]])})
     >>> run('tensors["w"] = tensors["w"].flip(0)', tensors, {})
     >>> tensors.changed["w"].tolist()
     [[3.0, 4.0], [1.0, 2.0]]

@@ -19,7 +19,7 @@ import numpy as np
 from wqk._machine import side_by_side
 from wqk.attention.rounding import rounding_in
 from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.adapters import AdaptedCheckpoint, Factors
+from wqk.checkpoints.adapters import AdaptedCheckpoint, LoraFactors
 from wqk.families import AttentionPlan, Composed, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
 from wqk.sameness.blocks import MANY
@@ -36,13 +36,13 @@ from wqk.sameness.repairs import Change, Exchange, Step
 from wqk.sameness.weight_pairs import (
     SCORED,
     AdapterEffect,
-    Finding,
     Gain,
     Layout,
     Role,
+    WeightFinding,
     WeightPair,
 )
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 SIDES = ("query", "key", "value", "output")
 # Tensors of latent attention that are no weights, by their roles in a projection.
@@ -92,14 +92,14 @@ class Expected:
         The factors of the adapter of one of the models, by the candidate's names of the weights.
     """
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], plans: Pair) -> None:
+    def __init__(self, checkpoints: Sequence[Checkpoint], plans: PlanPair) -> None:
         self._checkpoints = checkpoints
         self._plans = plans
         self.plan = plans[1]
         self._has_same_layout = _same_layout(*plans)
         self.tensors: dict[str, ExpectedTensor] = {}
         self.added: dict[str, np.ndarray] = {}
-        self.factors: dict[str, Factors] = {}
+        self.factors: dict[str, LoraFactors] = {}
         for side in SIDES:
             self._add_side(side)
         self._add_positions()
@@ -159,7 +159,7 @@ class Expected:
         """Return the same tensors as they should be."""
         return {name: tensor.expected for name, tensor in self.tensors.items()}
 
-    def steps(self, finding: Finding) -> tuple[Step, ...]:
+    def steps(self, finding: WeightFinding) -> tuple[Step, ...]:
         """Return the steps that undo a finding, on tensors as they are stored."""
         steps: list[Step] = []
         if finding.swapped:
@@ -169,7 +169,7 @@ class Expected:
             steps.append(Change((name,), self._layout(name).as_stored(edit)))
         return tuple(steps)
 
-    def mismatch(self, finding: Finding) -> Mismatch:
+    def mismatch(self, finding: WeightFinding) -> Mismatch:
         """Return a finding as a cause, of tensors by their names and as they are stored."""
         pair = finding.pair
         roles = {pair.name: str(pair.role) for pair in pair.block if pair.name in finding.tensors}
@@ -509,7 +509,7 @@ class Expected:
         first_row = self._read(0, Part(source, ((0, 1),)))
         return same_numbers(first_row, actual[:1]) and same_numbers(self._read(0, source), actual)
 
-    def folded(self) -> list[Finding]:
+    def folded(self) -> list[WeightFinding]:
         """Find orders of rows that show once the norms before the weights are folded in."""
         pairs = []
         for pair in self.pairs:
@@ -527,7 +527,7 @@ def bias_of(weight: str) -> str:
     return f"{weight.removesuffix('.weight')}.bias"
 
 
-def added_biases(plans: Pair) -> Iterator[str]:
+def added_biases(plans: PlanPair) -> Iterator[str]:
     """Yield the names of the biases that the candidate's block lacks and the reference's has."""
     for name in SIDES:
         reference, candidate = (getattr(plan, name) for plan in plans)

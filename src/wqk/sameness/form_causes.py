@@ -41,7 +41,7 @@ from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.tolerances import ALIKE_FORMS, IN_PLACE, WITH_OWN_KEY
 from wqk.sameness.weights import (
     VALUES,
-    Pair,
+    PlanPair,
     circuit_parts,
     rotation_of,
     scorings,
@@ -66,7 +66,7 @@ class CircuitDifference(NamedTuple):
 
 
 def compare(
-    checkpoints: Sequence[Checkpoint], pair: Pair, tolerance: float, circuits: Sequence[str]
+    checkpoints: Sequence[Checkpoint], pair: PlanPair, tolerance: float, circuits: Sequence[str]
 ) -> dict[str, CircuitDifference]:
     """Return the circuits of two blocks that differ, by name."""
     differences: dict[str, CircuitDifference] = {}
@@ -202,7 +202,7 @@ def comparable(reference: Scoring, candidate: Scoring) -> bool:
 
 
 def identical(
-    checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str, *, numbers: bool = False
+    checkpoints: Sequence[Checkpoint], pair: PlanPair, circuit: str, *, numbers: bool = False
 ) -> bool:
     """Return whether a circuit is planned alike and stored as the same bytes.
 

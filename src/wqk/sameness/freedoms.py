@@ -16,7 +16,7 @@ from wqk.sameness.orders import renumbered
 from wqk.sameness.stream import folded, turned
 from wqk.sameness.tensor_roles import layer_of, parts_outside_forms, roles
 from wqk.sameness.tolerances import TURNED
-from wqk.sameness.weights import SCORES, Pair
+from wqk.sameness.weights import SCORES, PlanPair
 
 
 def in_candidates_terms(
@@ -60,7 +60,7 @@ def in_candidates_terms(
     return [reference, candidate], notes, tolerance
 
 
-def any_order_of_heads(models: Sequence[Model], pairs: Sequence[Pair]) -> set[int]:
+def any_order_of_heads(models: Sequence[Model], pairs: Sequence[PlanPair]) -> set[int]:
     """Return the blocks whose heads may lie in any order: the circuits contain all of a head.
 
     Positions that are added to scores, sinks and gates belong to a head by its number.

@@ -21,7 +21,7 @@ from wqk.sameness.layers import moved_cause, source_of
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Renumber, Setting, Step
 from wqk.sameness.tensor_roles import layer_of
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 
 class _Stack(NamedTuple):
@@ -38,7 +38,7 @@ class _Stack(NamedTuple):
     """
 
     plan: AttentionPlan
-    pairs: list[Pair]
+    pairs: list[PlanPair]
     blocks: list[BlockComparison]
     missing: list[int]
     added: list[int]
@@ -61,7 +61,7 @@ class _Stack(NamedTuple):
 
 def with_layer_repairs(
     models: Sequence[Model],
-    pairs: Sequence[Pair],
+    pairs: Sequence[PlanPair],
     blocks: Sequence[BlockComparison],
     missing: Sequence[Place],
     added: Sequence[Place],
@@ -98,7 +98,7 @@ def with_layer_repairs(
 
 
 def _stacks(
-    pairs: Sequence[Pair],
+    pairs: Sequence[PlanPair],
     blocks: Sequence[BlockComparison],
     missing: Sequence[Place],
     added: Sequence[Place],

@@ -14,7 +14,7 @@ from wqk.families import Place
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.tensor_roles import layer_of
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 
 class _Moved(NamedTuple):
@@ -66,7 +66,7 @@ def _explained(block: BlockComparison, cause: Mismatch) -> BlockComparison:
     return replace(block, mismatches=(cause, *further))
 
 
-def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> dict[str, str]:
+def moved_prefixes(pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison]) -> dict[str, str]:
     """Return the layers that moved because others were dropped or repeated, by their names.
 
     Parameters
@@ -89,7 +89,7 @@ def moved_prefixes(pairs: Sequence[Pair], blocks: Sequence[BlockComparison]) -> 
     return prefixes
 
 
-def alone_prefixes(pairs: Sequence[Pair], alone: Sequence[Place]) -> Iterator[str]:
+def alone_prefixes(pairs: Sequence[PlanPair], alone: Sequence[Place]) -> Iterator[str]:
     """Yield the beginning of the names of the tensors of each layer that only one model has."""
     for place in alone:
         for plan, _ in pairs:

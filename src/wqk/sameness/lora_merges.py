@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wqk.checkpoints.adapters import Factors
+from wqk.checkpoints.adapters import LoraFactors
 from wqk.sameness.edits import Edit, LowRank, Stretches, Then
 from wqk.sameness.tolerances import BESIDE_ADAPTER, SAME
 
@@ -164,7 +164,7 @@ def mistake_of(merge: FittedMerge, scale: MergeScale, deviation: float) -> str:
 
 def unmerged(
     merge: FittedMerge,
-    factors: Factors,
+    factors: LoraFactors,
     scale: MergeScale,
     *,
     in_reference: bool = True,

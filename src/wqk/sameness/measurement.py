@@ -27,13 +27,13 @@ from wqk.sameness.positions import named_settings, undecided_positions
 from wqk.sameness.quantization import coded_otherwise
 from wqk.sameness.repairs import Change
 from wqk.sameness.tolerances import RESOLUTION, SUSPECT
-from wqk.sameness.weights import CIRCUITS, SCORES, Pair, scorings, sides_of
+from wqk.sameness.weights import CIRCUITS, SCORES, PlanPair, scorings, sides_of
 
 
 class Signatures:
     """Signatures of the blocks of both models, computed when needed."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[Pair]) -> None:
+    def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[PlanPair]) -> None:
         self._checkpoints, self._pairs = checkpoints, pairs
         self._known: dict[tuple[int, str], list[np.ndarray]] = {}
 
@@ -77,7 +77,7 @@ class BlockMeasurement:
     """
 
     models: Sequence[Model]
-    pair: Pair
+    pair: PlanPair
     tolerance: float
     apart: dict[str, CircuitDifference] = field(default_factory=dict)
     mismatches: list[Mismatch] = field(default_factory=list)

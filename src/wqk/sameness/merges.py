@@ -17,7 +17,7 @@ import numpy as np
 from wqk._console import spans
 from wqk.attention.rounding import ROUNDING, rounding_in
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.adapters import AdaptedCheckpoint, Decomposed, module_of, unrounded
+from wqk.checkpoints.adapters import AdaptedCheckpoint, DoraUpdate, module_of, unrounded
 from wqk.checkpoints.checkpoint import View
 from wqk.sameness.comparisons import Cause
 from wqk.sameness.decomposed_merges import wrong_merge
@@ -184,7 +184,7 @@ class _MergedTensor:
         deviation = fitted.residual / math.sqrt(self._actual.size) / fitted.product
         return MergedShare(self._name, self._name, fitted.share, deviation)
 
-    def _share_of_dora(self, update: Decomposed) -> MergedShare | None:
+    def _share_of_dora(self, update: DoraUpdate) -> MergedShare | None:
         base, actual = self._base, self._actual
         if update.transposed:
             base, actual = base.T, actual.T

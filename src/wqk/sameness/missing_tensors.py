@@ -14,10 +14,10 @@ from wqk.sameness.edits import Take
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Change
 from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 
-class Restored(NamedTuple):
+class CompletedBlock(NamedTuple):
     """A candidate's block with the tensors that its file lacks, taken from the reference."""
 
     cause: Mismatch
@@ -25,7 +25,7 @@ class Restored(NamedTuple):
     plan: AttentionPlan
 
 
-def cause_of_missing(pair: Pair, models: Sequence[Model]) -> Mismatch | None:
+def cause_of_missing(pair: PlanPair, models: Sequence[Model]) -> Mismatch | None:
     """Return the cause of a block that lacks tensors which the reference has; None without such."""
     sources = _sources(pair, models)
     if not sources:
@@ -36,7 +36,7 @@ def cause_of_missing(pair: Pair, models: Sequence[Model]) -> Mismatch | None:
     return Mismatch(Kind.MISSING, f"{titles}: {Kind.MISSING}", steps, facts=facts)
 
 
-def restored(models: Sequence[Model], pair: Pair) -> Restored | None:
+def completed_block(models: Sequence[Model], pair: PlanPair) -> CompletedBlock | None:
     """Return the candidate's block as it is with its missing tensors; None if it lacks none."""
     reference, candidate = models
     cause = cause_of_missing(pair, models)
@@ -48,10 +48,10 @@ def restored(models: Sequence[Model], pair: Pair) -> Restored | None:
     }
     model = open_model(Overlay(candidate.checkpoint, arrays), family=candidate.family_file)
     plan = next(plan for plan in model.plans if plan.place == pair[1].place)
-    return Restored(cause, model, plan)
+    return CompletedBlock(cause, model, plan)
 
 
-def _sources(pair: Pair, models: Sequence[Model]) -> dict[str, str]:
+def _sources(pair: PlanPair, models: Sequence[Model]) -> dict[str, str]:
     """Return the reference's name of each tensor that the candidate's block and file lack."""
     reference, candidate = models
     reference_prefix, candidate_prefix = _prefixes(pair[0].query.tensor, pair[1].query.tensor)
@@ -67,7 +67,7 @@ def _sources(pair: Pair, models: Sequence[Model]) -> dict[str, str]:
     return sources
 
 
-def _lost_from_norms(pair: Pair) -> Iterator[str]:
+def _lost_from_norms(pair: PlanPair) -> Iterator[str]:
     """Yield the reference's names of tensors of the norms before the projections that are missing.
 
     Both blocks must be of one family, whose files have these tensors or lack all of them.
@@ -102,7 +102,7 @@ def _prefixes(reference_name: str, candidate_name: str) -> tuple[str, str]:
     return reference_name[: lengths[0]], candidate_name[: lengths[1]]
 
 
-def missing_in_both(models: Sequence[Model], pairs: Sequence[Pair]) -> Iterator[str]:
+def missing_in_both(models: Sequence[Model], pairs: Sequence[PlanPair]) -> Iterator[str]:
     """Yield a note on tensors that models of this type have, and that both files lack."""
     titles: dict[str, None] = {}
     for pair in pairs:

@@ -31,7 +31,7 @@ from wqk.sameness.contents import (
 from wqk.sameness.positions import is_guessed
 from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
 from wqk.sameness.tolerances import MOST
-from wqk.sameness.weights import VALUES, Pair, form_parts
+from wqk.sameness.weights import VALUES, PlanPair, form_parts
 
 # Outcomes of tensors that only one of the two models has.
 UNPAIRED = frozenset({Outcome.MISSING, Outcome.ADDED})
@@ -77,7 +77,7 @@ class OutsideComparison(NamedTuple):
 
 def compare_outside(
     models: Sequence[Model],
-    pairs: Sequence[Pair],
+    pairs: Sequence[PlanPair],
     blocks: Sequence[BlockComparison],
     names: Mapping[str, str],
     scope: Scope,
@@ -95,7 +95,7 @@ def compare_outside(
     scope
         The tensors that are to be compared.
     """
-    comparison = _Comparison(models, pairs, blocks, names)
+    comparison = _OutsideComparison(models, pairs, blocks, names)
     roles_of_models = [roles(model) for model in models]
     chosen = comparison.chosen(roles_of_models, scope)
     tensors = comparison.compare(chosen, scope)
@@ -119,11 +119,11 @@ def compare_outside(
 
 
 @dataclass
-class _Comparison:
+class _OutsideComparison:
     """Two models with their blocks, and comparisons of the tensors outside the forms."""
 
     models: Sequence[Model]
-    pairs: Sequence[Pair]
+    pairs: Sequence[PlanPair]
     blocks: Sequence[BlockComparison]
     names: Mapping[str, str]
 

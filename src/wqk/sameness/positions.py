@@ -19,7 +19,7 @@ from wqk.sameness.blocks import Rows, Scoring
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Setting
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 # Settings of rotary positions, by one of the keys that lead to them.
 OF_ROTATION = re.compile(r"(?i)rope|rotary|theta")
@@ -29,17 +29,17 @@ UNSCALED = ("default", None)
 GUESSED = "rotary positions (a family was guessed, and does not name them)"
 
 
-def is_guessed(pairs: Iterable[Pair]) -> bool:
+def is_guessed(pairs: Iterable[PlanPair]) -> bool:
     """Return whether the family of a block was guessed."""
     return any(reference.rule.guess or candidate.rule.guess for reference, candidate in pairs)
 
 
-def positions_unknown(pair: Pair) -> bool:
+def positions_unknown(pair: PlanPair) -> bool:
     """Return whether the positions of one of two blocks may turn in a way that is not known."""
     return any(plan.rotation_unknown for plan in pair)
 
 
-def named_settings(models: Sequence[Model], pair: Pair) -> Iterator[Mismatch]:
+def named_settings(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch]:
     """Yield settings that differ, of positions that the one family of both blocks only names."""
     reference, candidate = pair
     of_one_family = reference.family == candidate.family
@@ -81,7 +81,7 @@ def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:
     return settings
 
 
-def undecided_positions(pair: Pair, forms: tuple[Scoring, Scoring] | None) -> str:
+def undecided_positions(pair: PlanPair, forms: tuple[Scoring, Scoring] | None) -> str:
     """Return why the positions of two blocks are not decided; empty if they are.
 
     Parameters

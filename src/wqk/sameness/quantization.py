@@ -17,14 +17,14 @@ from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyon
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.tolerances import CORRESPONDING, FEW_BEYOND, SAME_FACTOR
 from wqk.sameness.weight_pairs import WeightPair
-from wqk.sameness.weights import SCORES, VALUES, Pair
+from wqk.sameness.weights import SCORES, VALUES, PlanPair
 
 # The reasons of the two causes; numbers differ from tensor to tensor.
 BEYOND = f"{Kind.QUANTIZED}: many entries lie beyond half a step of their own scale"
 RESCALED = "equal codes, other scales"
 
 
-def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
+def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterator[Mismatch]:
     """Find quantized weights of a block that were quantized from others, or have other scales."""
     if not any(plan.quantized for plan in pair):
         return

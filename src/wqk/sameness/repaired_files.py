@@ -29,7 +29,7 @@ from wqk.sameness.expected import Expected, added_biases
 from wqk.sameness.merges import adapted
 from wqk.sameness.repairs import Renumber
 from wqk.sameness.rewritten_files import TYPES, FileTensors, TensorLocation, places_in
-from wqk.sameness.weights import Pair, form_parts
+from wqk.sameness.weights import PlanPair, form_parts
 from wqk.sameness.written_repair import WrittenRepair
 
 
@@ -46,17 +46,17 @@ class ExpectedTensors(Mapping[str, Any]):
     """
 
     def __init__(
-        self, models: Sequence[Model], pairs: Sequence[Pair], names: Mapping[str, str]
+        self, models: Sequence[Model], pairs: Sequence[PlanPair], names: Mapping[str, str]
     ) -> None:
         self._checkpoints = [model.checkpoint for model in models]
-        self._pair_of: dict[str, Pair] = {}
+        self._pair_of: dict[str, PlanPair] = {}
         for pair in pairs:
             for part in form_parts(pair[1]):
                 self._pair_of.setdefault(part.name, pair)
             for name in added_biases(pair):
                 self._pair_of.setdefault(name, pair)
         self._sources = {candidate: reference for reference, candidate in names.items()}
-        self._block: tuple[Pair, Expected] | None = None
+        self._block: tuple[PlanPair, Expected] | None = None
         self.supplied: list[str] = []
 
     def __getitem__(self, name: str) -> Tensor:
@@ -89,7 +89,7 @@ class AdapterFactors(Mapping[str, tuple[Tensor, Tensor]]):
     """
 
     def __init__(
-        self, models: Sequence[Model], pairs: Sequence[Pair], names: Mapping[str, str]
+        self, models: Sequence[Model], pairs: Sequence[PlanPair], names: Mapping[str, str]
     ) -> None:
         self._adapter = adapted(models[0].checkpoint)
         self._sources = {candidate: reference for reference, candidate in names.items()}
@@ -158,7 +158,7 @@ def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]
 def write_repaired(
     comparison: CheckpointComparison,
     models: Sequence[Model],
-    pairs: Sequence[Pair],
+    pairs: Sequence[PlanPair],
     names: Mapping[str, str],
     source: Path,
     folder: Path,

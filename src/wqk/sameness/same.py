@@ -33,7 +33,7 @@ from wqk.sameness.tensor_causes import Explained, with_tensor_causes
 from wqk.sameness.turned_weights import with_turned_weights
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weighted_sums import with_parents
-from wqk.sameness.weights import Pair, form_parts
+from wqk.sameness.weights import PlanPair, form_parts
 from wqk.storage.references import HubFolder, check_options
 
 FREEDOMS = ("heads", "neurons", "stream")
@@ -289,7 +289,7 @@ def _with_layer_repairs(
 
 
 def _with_merges(
-    pairs: Sequence[Pair], blocks: Sequence[BlockComparison], shares: Sequence[MergedShare]
+    pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison], shares: Sequence[MergedShare]
 ) -> tuple[list[BlockComparison], list[Cause]]:
     """Add the causes of wrong merges of an adapter.
 

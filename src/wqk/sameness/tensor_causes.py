@@ -24,7 +24,7 @@ from wqk.sameness.quantization import BEYOND, RESCALED
 from wqk.sameness.repairs import Change, Exchange, merged
 from wqk.sameness.tensor_findings import TensorFinding, TensorSearch
 from wqk.sameness.verdicts import Verdict
-from wqk.sameness.weights import Pair
+from wqk.sameness.weights import PlanPair
 
 # Heads over the vocabulary, which lie outside of layers.
 HEAD = re.compile(r"^(?:[a-z_]+\.)*(?:lm_head|embed_out|output)\.weight$")
@@ -54,7 +54,7 @@ class Explained(NamedTuple):
 
 def with_tensor_causes(
     models: Sequence[Model],
-    pairs: Sequence[Pair],
+    pairs: Sequence[PlanPair],
     blocks: Sequence[BlockComparison],
     tensors: Sequence[TensorComparison],
     names: Mapping[str, str],

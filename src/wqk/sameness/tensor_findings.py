@@ -33,7 +33,7 @@ from wqk.sameness.edits import (
     Take,
     Transpose,
 )
-from wqk.sameness.execution import Arrays, run
+from wqk.sameness.execution import ProgramTensors, run
 from wqk.sameness.finders.vectors import order_of_entries
 from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind
@@ -148,9 +148,9 @@ class TensorSearch:
             for name, stored_name in stored.items()
         }
         actual = {name: self._candidate.read([Part(name)])[0] for name in expected}
-        tensors = Arrays(actual)
+        tensors = ProgramTensors(actual)
         config = copy.deepcopy(dict(self._candidate.config))
-        run(program(finding.steps), tensors, Arrays(expected), config)
+        run(program(finding.steps), tensors, ProgramTensors(expected), config)
         mended = actual | tensors.changed
         is_undone = all(same_numbers(expected[name], mended[name]) for name in expected)
         return finding if is_undone else replace(finding, steps=())

@@ -26,7 +26,7 @@ from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Change
 from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import CIRCUITS, Pair, circuit_parts
+from wqk.sameness.weights import CIRCUITS, PlanPair, circuit_parts
 
 
 class TurnedWeights(View):
@@ -87,7 +87,7 @@ def _turned_names(reference: Checkpoint, candidate: Checkpoint) -> list[str]:
 
 def with_turned_weights(
     candidate: Model,
-    pairs: Sequence[Pair],
+    pairs: Sequence[PlanPair],
     blocks: Sequence[BlockComparison],
     tensors: Sequence[TensorComparison],
 ) -> tuple[list[BlockComparison], tuple[TensorComparison, ...], list[Cause]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wqk._machine import cached_property, side_by_side
-from wqk.checkpoints.adapters import Decomposed, Factors
+from wqk.checkpoints.adapters import DoraUpdate, LoraFactors
 from wqk.checkpoints.checkpoint import Grid, Part, Regrouping
 from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Take, Viewed
@@ -108,9 +108,9 @@ class AdapterEffect(NamedTuple):
     start: np.ndarray
     scale: MergeScale
     in_reference: bool
-    factors: Factors | None = None
+    factors: LoraFactors | None = None
     turned: bool = False
-    update: Decomposed | None = None
+    update: DoraUpdate | None = None
 
     def of_rows(self, rows: np.ndarray) -> AdapterEffect:
         """Return the same effect on some rows of the weight."""
@@ -317,7 +317,7 @@ class WeightPair:
         rows: np.ndarray | None = None,
         heads: tuple[int, ...] = (),
         facts: Mapping[str, Any] | None = None,
-    ) -> Finding:
+    ) -> WeightFinding:
         """Return a finding of this weight; without an edit it is taken from the reference.
 
         The bias of the same rows is edited along, if that makes it the expected one.
@@ -333,11 +333,13 @@ class WeightPair:
                 mended = edit_of_bias.apply(bias.actual, bias.expected)
                 if same_numbers(bias.expected, mended):
                     edits[bias.name] = edit_of_bias
-        return Finding(kind, description, edits, self, rows, self.sides, heads, dict(facts or {}))
+        return WeightFinding(
+            kind, description, edits, self, rows, self.sides, heads, dict(facts or {})
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Finding:
+class WeightFinding:
     """A change of stored weights, and the edits that undo it.
 
     Attributes

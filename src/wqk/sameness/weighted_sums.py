@@ -30,7 +30,7 @@ SAMPLED_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class NormalEquations:
     """Sums of products of one tensor's entries, from which weights follow.
 
     Attributes
@@ -53,8 +53,8 @@ class Fit:
     rounding: float
     count: int
 
-    def __add__(self, other: Fit) -> Fit:
-        return Fit(
+    def __add__(self, other: NormalEquations) -> NormalEquations:
+        return NormalEquations(
             self.gram + other.gram,
             self.products + other.products,
             self.square + other.square,
@@ -139,7 +139,7 @@ def with_parents(
         is_open = isinstance(opened, Checkpoint)
         checkpoints.append(opened if is_open else open_checkpoint(opened, **hub))
     stored = _stored_names(checkpoints, candidate.checkpoint)
-    fits: dict[str, Fit] = {}
+    fits: dict[str, NormalEquations] = {}
     for name, stored_names in stored.items():
         fits[name] = _fit(checkpoints, candidate.checkpoint, stored_names)
     if not fits:
@@ -169,7 +169,7 @@ class _Sums(NamedTuple):
     exceptions: dict[str, np.ndarray]
 
 
-def _sums(fits: Mapping[str, Fit]) -> _Sums | None:
+def _sums(fits: Mapping[str, NormalEquations]) -> _Sums | None:
     """Return the coefficients of each tensor; None if no tensor is a weighted sum.
 
     Raises
@@ -204,14 +204,16 @@ def _sums(fits: Mapping[str, Fit]) -> _Sums | None:
     return _Sums(shared, exceptions)
 
 
-def _common_coefficients(fits: Sequence[Fit], candidates: Sequence[np.ndarray]) -> np.ndarray:
+def _common_coefficients(
+    fits: Sequence[NormalEquations], candidates: Sequence[np.ndarray]
+) -> np.ndarray:
     """Return the coefficients that explain the most tensors, fitted to all of these tensors."""
 
     def count_of_explained(coefficients: np.ndarray) -> int:
         return sum(fit.is_explained_by(coefficients) for fit in fits)
 
     best = max(candidates, key=count_of_explained)
-    total: Fit | None = None
+    total: NormalEquations | None = None
     for fit in fits:
         if fit.is_explained_by(best):
             total = fit if total is None else total + fit
@@ -246,7 +248,9 @@ def _stored_names(
     return stored
 
 
-def _fit(parents: Sequence[Checkpoint], candidate: Checkpoint, names: Sequence[str]) -> Fit:
+def _fit(
+    parents: Sequence[Checkpoint], candidate: Checkpoint, names: Sequence[str]
+) -> NormalEquations:
     """Return the sums of products of some rows of one tensor."""
     rows = _sampled_rows(candidate.info(names[-1]).shape)
     models = [*parents, candidate]
@@ -260,7 +264,7 @@ def _fit(parents: Sequence[Checkpoint], candidate: Checkpoint, names: Sequence[s
     rounding = max(rounding_in(info, actual) for info in infos)
     square = float(actual @ actual)
     gram, products = columns @ columns.T, columns @ actual
-    return Fit(gram, products, square, rounding**2 * square, actual.size)
+    return NormalEquations(gram, products, square, rounding**2 * square, actual.size)
 
 
 def _sampled_rows(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:

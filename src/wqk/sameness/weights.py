@@ -26,11 +26,11 @@ from wqk.sameness.blocks import MANY, InputNorm, Rows, Scoring, as_exact_as
 
 SCORES, VALUES, POSITIONS = CIRCUITS = "attention", "values", "scores of positions"
 
-Pair = tuple[AttentionPlan, AttentionPlan]
+PlanPair = tuple[AttentionPlan, AttentionPlan]
 
 
 def scorings(
-    checkpoints: Sequence[Checkpoint], pair: Pair, circuit: str
+    checkpoints: Sequence[Checkpoint], pair: PlanPair, circuit: str
 ) -> tuple[Scoring, Scoring] | None:
     """Return one of the `CIRCUITS` of two blocks, in the same terms; None if a block lacks it.
 
@@ -90,7 +90,7 @@ def _with_equal_shifts(reference: Rows, candidate: Rows) -> list[Rows]:
     ]
 
 
-def _folds_norms(pair: Pair) -> list[bool]:
+def _folds_norms(pair: PlanPair) -> list[bool]:
     """Return for each block whether the norm before it is folded in."""
     has_norm = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
     # A guess may miss a norm. Where names are known, a norm that is absent was folded in.
@@ -99,7 +99,7 @@ def _folds_norms(pair: Pair) -> list[bool]:
     return has_norm
 
 
-def _counts_key_bias(pair: Pair) -> list[bool]:
+def _counts_key_bias(pair: PlanPair) -> list[bool]:
     """Return for each block whether the bias of keys changes scores."""
     # Terms of keys with positions contain the key's bias, too.
     counts = [plan.key_bias_counts or "key" in plan.position_uses for plan in pair]

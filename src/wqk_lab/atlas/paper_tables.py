@@ -24,7 +24,7 @@ from wqk_lab.atlas.ranks import (
 )
 from wqk_lab.atlas.reference import REFERENCE_FOLDER
 
-Name = Literal["table1", "tableS2", "tableS3"]
+TableName = Literal["table1", "tableS2", "tableS3"]
 
 FORMATS: dict[str, Callable[[Sheet], str]] = {"markdown": Sheet.markdown, "latex": Sheet.latex}
 
@@ -62,7 +62,7 @@ class TrainingResult:
 
 
 def paper_table(
-    name: Name,
+    name: TableName,
     format: Literal["markdown", "latex"] = "markdown",
     own: ScoreTable | Iterable[TrainingResult] | None = None,
 ) -> str:

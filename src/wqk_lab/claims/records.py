@@ -19,7 +19,7 @@ from wqk_lab.atlas import (
     sound_models,
 )
 from wqk_lab.atlas.reference import REFERENCE_FOLDER as PUBLISHED
-from wqk_lab.runs.contrasts import Result, evaluate, read_definition
+from wqk_lab.runs.contrasts import MeasuredContrast, evaluate, read_definition
 
 DATA = Path(__file__).parent / "data"
 
@@ -174,7 +174,7 @@ def trained() -> pl.DataFrame:
     return pl.read_csv(DATA / "trained.csv")
 
 
-def start_contrasts() -> dict[str, Result]:
+def start_contrasts() -> dict[str, MeasuredContrast]:
     """Return the contrasts of encoders' starts by their names, as on the page of results.
 
     Examples

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from wqk.errors import OutputError, RunError, TableError
 from wqk.tables.run import Run
 from wqk_lab.atlas import TrainingResult, paper_table
-from wqk_lab.atlas.paper_tables import Name
+from wqk_lab.atlas.paper_tables import TableName
 from wqk_lab.figures.curves import held_out_losses
 from wqk_lab.runs.groups import START, RunCell, cells
 from wqk_lab.runs.seeds import Paired, paired
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
 
 
-def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
+def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
     """Table 1, S2 or S3 as text, with the sources' results next to the published ones.
 
     Parameters

@@ -37,7 +37,7 @@ import polars as pl
 from wqk.errors import RunError
 from wqk_lab.runs.seeds import LEVEL, POWER, Paired, by_seed, paired
 
-Verdict = Literal[
+ContrastVerdict = Literal[
     "reproduced", "too small", "reversed", "not reproduced", "undecided", "depends", "not run"
 ]
 
@@ -97,7 +97,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Claim:
+class ContrastClaim:
     """A claim, as a prediction on one contrast."""
 
     says: str
@@ -109,7 +109,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Result:
+class MeasuredContrast:
     """A measured contrast.
 
     Attributes
@@ -242,12 +242,12 @@ def _related(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
+def read_definition(folder: Path) -> tuple[list[Contrast], list[ContrastClaim]]:
     """Read the contrasts and claims of a folder's ``contrasts.toml``."""
     content = tomllib.loads((folder / DEFINITION).read_text(encoding="utf-8"))
     contrasts = [Contrast(**entry) for entry in content["contrast"]]
     names = [contrast.name for contrast in contrasts]
-    claims = [Claim(**entry) for entry in content["claim"]]
+    claims = [ContrastClaim(**entry) for entry in content["claim"]]
     if len(set(names)) < len(names):
         raise RunError(f"{folder / DEFINITION}: names of contrasts must be unique")
     for claim in claims:
@@ -321,7 +321,7 @@ def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[floa
     return float(common), float(min(2 * half_prior, count))
 
 
-def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
+def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[MeasuredContrast]:
     """Evaluate contrasts: variances moderated within pools, and intervals that allow for all.
 
     Raises
@@ -338,7 +338,7 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
     for mean in means:
         values = values_by_name[mean.contrast.name]
         low, high = mean.interval(LEVEL)
-        result = Result(
+        result = MeasuredContrast(
             contrast=mean.contrast,
             value=mean.value,
             error=mean.error,
@@ -449,7 +449,9 @@ def found_at(p: Sequence[float], rate: float) -> float:
     return limit
 
 
-def decide(claim: Claim, result: Result, interaction: Result | None = None) -> Verdict:
+def decide(
+    claim: ContrastClaim, result: MeasuredContrast, interaction: MeasuredContrast | None = None
+) -> ContrastVerdict:
     """Return the verdict on a claim, from the interval that allows for all contrasts.
 
     The verdict on a main effect is ``depends`` unless the 95 % interval of the interaction excludes
@@ -459,8 +461,9 @@ def decide(claim: Claim, result: Result, interaction: Result | None = None) -> V
     --------
     >>> contrast = Contrast("c", "", "loss", {"a": 1, "b": -1})
     >>> def at(low, high):
-    ...     return Result(contrast, 0, 0.1, 4, 5, low, high, 0.5, (low, high), Paired(5, 0))
-    >>> claim = Claim("a is lower", "c", "less", 0.02)
+    ...     interval, paired = (low, high), Paired(5, 0)
+    ...     return MeasuredContrast(contrast, 0, 0.1, 4, 5, low, high, 0.5, interval, paired)
+    >>> claim = ContrastClaim("a is lower", "c", "less", 0.02)
     >>> [decide(claim, at(*ends)) for ends in ((-2, -1), (-0.015, -0.01), (-0.01, 1), (-1, 1))]
     ['reproduced', 'too small', 'not reproduced', 'undecided']
     >>> decide(claim, at(0.01, 0.5))
@@ -479,7 +482,7 @@ def decide(claim: Claim, result: Result, interaction: Result | None = None) -> V
     return "undecided" if matters else "not reproduced"
 
 
-def results(folder: Path) -> dict[str, Result]:
+def results(folder: Path) -> dict[str, MeasuredContrast]:
     """Evaluate the contrasts of a folder from the folder's records; return them by name."""
     contrasts, records = read_definition(folder)[0], read_records(folder)
     with_runs = []
@@ -513,12 +516,14 @@ def unnamed(text: str, names: Iterable[str]) -> list[str]:
     return phrases
 
 
-def verdicts(folder: Path) -> Iterator[tuple[Claim, Verdict, Result | None]]:
+def verdicts(
+    folder: Path,
+) -> Iterator[tuple[ContrastClaim, ContrastVerdict, MeasuredContrast | None]]:
     """Yield each claim of a folder with its verdict and its contrast, if that was measured."""
     measured = results(folder)
     for claim in read_definition(folder)[1]:
         result = measured.get(claim.contrast)
-        verdict: Verdict = "not run"
+        verdict: ContrastVerdict = "not run"
         if result is not None:
             verdict = decide(claim, result, measured.get(claim.interaction))
         yield claim, verdict, result
@@ -570,13 +575,13 @@ def contrasts_table(folder: Path) -> list[str]:
     return lines
 
 
-def interval_of(result: Result, low: float, high: float) -> str:
+def interval_of(result: MeasuredContrast, low: float, high: float) -> str:
     """Return a contrast's mean with the ends of an interval, in the digits of the measure."""
     numbers = [_number(result, number) for number in (result.value, low, high)]
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
-def _number(result: Result, number: float) -> str:
+def _number(result: MeasuredContrast, number: float) -> str:
     """Return a number in whole steps, or with three digits."""
     digits = 0 if result.contrast.measure == "end of the plateau" else 3
     return f"{number:+.{digits}f}".replace("-", "−")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wqk_lab.theory.evidence import Evidence, Measure, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, StatementMeasure, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample
 
@@ -84,7 +84,7 @@ def _with_largest(**errors: float) -> dict[str, float]:
     return {"largest": float(np.nanmax([*errors.values()])), **errors}
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "bilinear": of_layers(
         lambda use: _with_largest(form=form_error(use), attention=attention_error(use))
     ),

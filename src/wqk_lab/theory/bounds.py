@@ -18,7 +18,7 @@ import numpy as np
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities
 from wqk.forms.scores import directionality, symmetry
-from wqk_lab.theory.evidence import Evidence, Measure, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, StatementMeasure, ratio, sample_of
 from wqk_lab.theory.verdict import Sample
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _drawn(values: np.ndarray) -> Sample:
     return Sample(values[:, None], "draws")
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "parts": _parts,
     "symmetry": lambda evidence: _drawn(WIDE * evidence.once(_draws)[WIDE].symmetry),
     "directionality": lambda evidence: _drawn(evidence.once(_draws)[WIDE].directionality),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure
+from wqk_lab.theory.evidence import Evidence, LayerUpdate, StatementMeasure
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.tails import (
     RATIO,
@@ -126,7 +126,7 @@ def _coordinates(evidence: Evidence) -> Sample:
     return lost(samples)
 
 
-MEASURES: dict[str, Measure] = {"order": _order, "coordinates": _coordinates}
+MEASURES: dict[str, StatementMeasure] = {"order": _order, "coordinates": _coordinates}
 
 
 def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:

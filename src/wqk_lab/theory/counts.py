@@ -20,7 +20,7 @@ from wqk.live.held_out import IGNORED
 from wqk_lab.theory.verdict import Sample
 
 if TYPE_CHECKING:
-    from wqk_lab.theory.evidence import Evidence, Measure
+    from wqk_lab.theory.evidence import Evidence, StatementMeasure
 
 Cut = Literal["stream", "documents"]
 
@@ -183,7 +183,7 @@ def _above_one(evidence: Evidence, how: Cut) -> Sample:
     return Sample(shares["entries"][:, None], "chunks", (), {"mass": shares["mass"][:, None]})
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "stream": lambda evidence: _above_one(evidence, "stream"),
     "documents": lambda evidence: _above_one(evidence, "documents"),
     "in_total": _in_total,

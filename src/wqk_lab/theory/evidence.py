@@ -33,7 +33,7 @@ from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
 from wqk_lab.theory.verdict import Sample, Statement
 
-Result = TypeVar("Result")
+Computed = TypeVar("Computed")
 
 # Entries of the residual stream, at all positions and layers of a pass with gradients. A pass holds
 # about forty times as many numbers.
@@ -89,11 +89,11 @@ class Evidence:
     mixing_errors: dict[str, list[float]] = field(default_factory=dict, repr=False, init=False)
     _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    def once(self, compute: Callable[[Evidence], Result]) -> Result:
+    def once(self, compute: Callable[[Evidence], Computed]) -> Computed:
         """Return the result of a function of this evidence, computed on the first call."""
         if compute not in self._results:
             self._results[compute] = compute(self)
-        result: Result = self._results[compute]
+        result: Computed = self._results[compute]
         return result
 
     @cached_property
@@ -199,12 +199,12 @@ class Evidence:
         return sample_of(measured)
 
 
-Measure = Callable[[Evidence], Sample]
+StatementMeasure = Callable[[Evidence], Sample]
 
 
 def of_layers(
     measure: Callable[[LayerGradient], Mapping[str, float]],
-) -> Measure:
+) -> StatementMeasure:
     """Return a statement's measure, from that of one layer's gradient on one batch."""
     return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
 

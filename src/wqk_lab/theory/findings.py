@@ -15,8 +15,8 @@ from wqk._console import counted, json_value
 from wqk._files import check_output, write_atomically
 from wqk.tables.sheet import Sheet
 from wqk.tables.writers import without_formulas
-from wqk_lab.theory.subject import Objective, Subject
-from wqk_lab.theory.verdict import VERDICTS, Finding, Verdict
+from wqk_lab.theory.subject import ObjectiveName, Subject
+from wqk_lab.theory.verdict import VERDICTS, Finding, StatementVerdict
 
 if TYPE_CHECKING:
     from wqk_lab.theory.text import Text
@@ -49,7 +49,7 @@ class StudyReport:
 
     model: str
     text: str
-    objective: Objective
+    objective: ObjectiveName
     batches: int
     batch: int
     block: int
@@ -132,9 +132,11 @@ def result(report: StudyReport) -> str:
     >>> a, b, c, *_ = (s for s in STATEMENTS if s.about_model)
     >>> def found(*findings):
     ...     return result(StudyReport("m", "t", "causal", 8, 8, 64, None, 0, "", 0, findings))
-    >>> found(Finding(a, "holds"), Finding(b, "undecided"), not_tested(c, "no way"))
+    >>> holds, undecided = Finding(a, "holds"), Finding(b, "undecided")
+    >>> found(holds, undecided, not_tested(c, "no way"))
     'Of 2 statements tested on m, 1 holds, none fails and 1 is undecided.'
-    >>> found(Finding(a, "fails"), Finding(b, "fails")).partition(". Failing: ")[0]
+    >>> failing = Finding(a, "fails"), Finding(b, "fails")
+    >>> found(*failing).partition(". Failing: ")[0]
     'Of 2 statements tested on m, none holds, 2 fail and none is undecided'
     >>> found(not_tested(a, "no way"))
     'None of the statements could be tested on m.'
@@ -146,7 +148,7 @@ def result(report: StudyReport) -> str:
         remark = f"; {counted(untested, 'other')} described or identities" if untested else ""
         return f"None of the statements could be tested on {report.model}{remark}."
 
-    def with_count(verdict: Verdict, singular: str, plural: str) -> str:
+    def with_count(verdict: StatementVerdict, singular: str, plural: str) -> str:
         count = tally[verdict]
         return f"{count or 'none'} {plural if count > 1 else singular}"
 

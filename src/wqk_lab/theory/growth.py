@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, LayerUpdate, StatementMeasure, of_layers, ratio
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample
 
@@ -177,7 +177,7 @@ def _of_updates(
     return of_layers(lambda layer: measure(LayerUpdate.of(layer)))
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "groupings": _of_updates(_groupings),
     "as_printed": _of_updates(lambda update: {"cosine": as_printed(update)}),
     "as_context": _of_updates(_growth),

@@ -22,7 +22,7 @@ from wqk.errors import (
 from wqk.live.held_out import predicted_by
 from wqk.live.running import load_pretrained, quiet
 from wqk.tables.run import SETTINGS, open_run
-from wqk_lab.theory.subject import Objective, Subject
+from wqk_lab.theory.subject import ObjectiveName, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
 
 # Tokens in a block, by default.
@@ -37,7 +37,7 @@ def open_subjects(
     batches: int = 8,
     batch: int = 8,
     block: int | None = None,
-    objective: Objective | None = None,
+    objective: ObjectiveName | None = None,
     mask_share: float = 0.15,
     seed: int = 0,
     revision: str | None = None,
@@ -174,11 +174,11 @@ def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> li
 
 def load_model(
     state: State,
-    objective: Objective | None = None,
+    objective: ObjectiveName | None = None,
     vocabulary_size: int | None = None,
     seed: int = 0,
     revision: str | None = None,
-) -> tuple[Any, Objective, tuple[str, ...]]:
+) -> tuple[Any, ObjectiveName, tuple[str, ...]]:
     """Load a model in float32, with its objective and the tensors that its checkpoint lacks.
 
     By default it predicts what its architecture is made for. ``vocabulary_size`` is for a bare
@@ -215,7 +215,7 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
     return AutoConfig.from_pretrained(ref, revision=revision, trust_remote_code=False)
 
 
-def _objective(config: Any) -> Objective:
+def _objective(config: Any) -> ObjectiveName:
     """Return the objective of an architecture: by its name, or by the models of its type."""
     for predicts in map(predicted_by, config.architectures or ()):
         if predicts in ("masked", "causal"):
@@ -224,7 +224,7 @@ def _objective(config: Any) -> Objective:
     return "masked" if can_be_masked and not getattr(config, "is_decoder", False) else "causal"
 
 
-def _maker(config: Any, objective: Objective) -> str:
+def _maker(config: Any, objective: ObjectiveName) -> str:
     """Return the name of the class that builds the model; the configuration gets the right mask."""
     kinds = known_types().get(config.model_type, set())
     kind = "causal" if objective == "causal" else "masked"

@@ -26,10 +26,10 @@ from wqk_lab.theory.tails import Tails, lost, sample_of_tails, tails_and_width, 
 from wqk_lab.theory.updates import first_order
 from wqk_lab.theory.verdict import Sample
 
-Step = Literal["gradient", "descent", "signs", "centered"]
+StepKind = Literal["gradient", "descent", "signs", "centered"]
 
 
-def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, BilinearForm]:
+def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[StepKind, BilinearForm]:
     """To first order, the change of a layer's form in one step of several kinds.
 
     ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
@@ -55,13 +55,13 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, Bilin
     }
 
 
-def tails_of_steps(evidence: Evidence) -> dict[Step, Sample]:
+def tails_of_steps(evidence: Evidence) -> dict[StepKind, Sample]:
     """Return the tails of every kind of step of each layer on each batch.
 
     The steps of all layers and batches are several times larger than the model: each is measured
     before the next is made.
     """
-    measured: dict[Step, dict[str, list[tuple[Tails, int]]]] = {}
+    measured: dict[StepKind, dict[str, list[tuple[Tails, int]]]] = {}
     for label, several in evidence.by_layer.items():
         mean = np.mean([layer.query_input.mean(axis=(0, 1)) for layer in several], axis=0)
         for layer in several:
@@ -108,7 +108,7 @@ def along_the_signs(moments: Sequence[Moment]) -> Sample:
     return sample_of(measured, "changes")
 
 
-def _columns(evidence: Evidence, kind: Step) -> Sample:
+def _columns(evidence: Evidence, kind: StepKind) -> Sample:
     return evidence.once(tails_of_steps)[kind]
 
 

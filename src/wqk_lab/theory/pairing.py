@@ -21,7 +21,7 @@ from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import Evidence, Measure, inner_product, ratio
+from wqk_lab.theory.evidence import Evidence, StatementMeasure, inner_product, ratio
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample
 
@@ -200,7 +200,7 @@ def _common(evidence: Evidence) -> Sample:
     return Sample(np.array(values).T, "batches", tuple(evidence.updates))
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "correlation": _of_pairs(lambda layer, pairs: correlation(pairs)),
     "parts": _of_pairs(parts_of_symmetry),
     "common": _common,

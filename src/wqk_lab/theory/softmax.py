@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import Evidence, Measure, cosine, of_layers, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, StatementMeasure, cosine, of_layers, ratio, sample_of
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.updates import parameter_gradients, queries_and_keys_alone
 from wqk_lab.theory.verdict import Sample
@@ -75,7 +75,7 @@ def _against_autograd(evidence: Evidence) -> Sample:
     return sample_of(errors)
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "against_autograd": _against_autograd,
     "effect": of_layers(softmax_effect),
 }

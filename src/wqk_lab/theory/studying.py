@@ -29,8 +29,15 @@ from wqk_lab.theory.evidence import NOT_FOR, Evidence, obstacle
 from wqk_lab.theory.findings import StudyReport, report
 from wqk_lab.theory.opening import open_subjects
 from wqk_lab.theory.optimizer import Moment
-from wqk_lab.theory.subject import Objective
-from wqk_lab.theory.verdict import Finding, Sample, Statement, adjusted_together, decide, not_tested
+from wqk_lab.theory.subject import ObjectiveName
+from wqk_lab.theory.verdict import (
+    Finding,
+    Sample,
+    Statement,
+    adjusted_together,
+    decide,
+    not_tested,
+)
 
 if TYPE_CHECKING:
     OnProgress = Callable[[str, int, int], None]
@@ -98,7 +105,7 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
     return adjusted_together(findings)
 
 
-def follow(moments: Sequence[Moment], objective: Objective, lacking: str = "") -> list[Finding]:
+def follow(moments: Sequence[Moment], objective: ObjectiveName, lacking: str = "") -> list[Finding]:
     """Return the statements on a run, from its saved steps; not yet settled.
 
     ``lacking`` says why saved steps have no moment, if some have none.

@@ -14,7 +14,7 @@ import numpy as np
 from wqk.errors import CorpusError
 from wqk.live.held_out import IGNORED, choose
 
-Objective = Literal["masked", "each", "causal"]
+ObjectiveName = Literal["masked", "each", "causal"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Subject:
 
     name: str
     model: Any
-    objective: Objective
+    objective: ObjectiveName
     blocks: np.ndarray
     mask_token: int | None = None
     mask_share: float = 0.15

@@ -18,7 +18,7 @@ import numpy as np
 
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import directionalities
-from wqk_lab.theory.evidence import Evidence, LayerUpdate, Measure, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, LayerUpdate, StatementMeasure, ratio, sample_of
 from wqk_lab.theory.verdict import Sample
 
 
@@ -149,7 +149,7 @@ def lemma(sample: Sample) -> Sample:
 
 RATIO = "ln(Var‖column‖/Var‖row‖)"
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "in_total": lambda evidence: sample_of(
         {
             layer: [_in_total(u) for u in updates_of_layer]

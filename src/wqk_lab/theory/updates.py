@@ -25,7 +25,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import Measure, cosine, of_layers
+from wqk_lab.theory.evidence import StatementMeasure, cosine, of_layers
 from wqk_lab.theory.gradients import LayerGradient
 
 
@@ -143,7 +143,7 @@ def _symmetry(gradient: LayerGradient) -> float:
     return float(symmetry(_descent(gradient)))
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, StatementMeasure] = {
     "alignment": of_layers(lambda layer: {"cosine": alignment(layer)}),
     "passed_on": of_layers(passed_on),
 }

@@ -31,12 +31,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from wqk_lab.theory.subject import Objective
+from wqk_lab.theory.subject import ObjectiveName
 
-Verdict = Literal["holds", "fails", "undecided", "described", "not tested", "identity"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+StatementVerdict = Literal["holds", "fails", "undecided", "described", "not tested", "identity"]
+VERDICTS: tuple[StatementVerdict, ...] = get_args(StatementVerdict)
 
-Direction = Literal["above", "below", "near", "identity"]
+PredictedDirection = Literal["above", "below", "near", "identity"]
 
 # What a statement is measured on: nothing of the subject, its text, its queries and keys, a forward
 # pass, a loss, or several saved steps of a run.
@@ -242,12 +242,12 @@ class Statement:
     says: str
     assumes: str
     quantity: str
-    direction: Direction
+    direction: PredictedDirection
     matters: float
     measure: Callable[[Any], Sample]
     null: float = 0.0
     needs: Needs = "loss"
-    objectives: Sequence[Objective] = ("masked", "each", "causal")
+    objectives: Sequence[ObjectiveName] = ("masked", "each", "causal")
 
     @property
     def about_model(self) -> bool:
@@ -295,7 +295,7 @@ class Finding:
     """
 
     statement: Statement
-    verdict: Verdict
+    verdict: StatementVerdict
     estimate: Estimate | None = None
     layers: Layers | None = None
     p: float = math.nan
@@ -326,7 +326,7 @@ def decide(statement: Statement, sample: Sample) -> Finding:
         return not_tested(statement, f"the quantity is not defined on any of the {sample.unit}")
     if statement.direction == "identity":
         worst = float(np.nanmax(np.abs(sample.values - statement.null)))
-        verdict: Verdict = "identity" if worst < statement.matters else "fails"
+        verdict: StatementVerdict = "identity" if worst < statement.matters else "fails"
         seen = Estimate(worst, worst, worst, 0.0, 0.0, 0.0, estimate.over)
         return Finding(statement, verdict, seen, sample=sample)
     if sample.one_model:
@@ -374,7 +374,7 @@ def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
     return settled
 
 
-def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
+def _verdict(statement: Statement, estimate: Estimate) -> tuple[StatementVerdict, float]:
     """Return the verdict on an estimate, and its two-sided p-value."""
     if math.isinf(estimate.error):
         return "undecided", 1.0

@@ -11,10 +11,10 @@ import pytest
 
 from wqk.errors import RunError
 from wqk_lab.runs.contrasts import (
-    Claim,
     Contrast,
+    ContrastClaim,
+    MeasuredContrast,
     Records,
-    Result,
     claims_table,
     decide,
     evaluate,
@@ -31,7 +31,9 @@ FOLDERS = ("conversion", "parts", "starts", "linear", "directionality", "collato
 INCLUDED = {"all-contrasts.md"}
 
 
-def planted(effects: list[float], seeds: int, random: np.random.Generator) -> list[Result]:
+def planted(
+    effects: list[float], seeds: int, random: np.random.Generator
+) -> list[MeasuredContrast]:
     """Contrasts of two cells each, with these true effects and a deviation of 1."""
     loss = {}
     contrasts = []
@@ -76,7 +78,8 @@ def test_chance_alone_reproduces_nothing() -> None:
     for _ in range(60):
         results = planted([0.0] * 20, 4, random)
         verdicts = {
-            decide(Claim("", result.contrast.name, "less", 0.5), result) for result in results
+            decide(ContrastClaim("", result.contrast.name, "less", 0.5), result)
+            for result in results
         }
         wrong += bool(verdicts & {"reproduced", "too small"})
     assert wrong <= 7  # 5 % of 60 tables are 3
@@ -131,7 +134,7 @@ def test_an_effect_beyond_chance_on_the_other_side_is_reversed(effect: float, ve
     noise = np.array([-0.002, 0.001, 0.0, 0.002, -0.001])
     cells = {"a": dict(enumerate((effect + noise).tolist())), "b": dict.fromkeys(range(5), 0.0)}
     (result,) = evaluate([Contrast("c", "", "loss", {"a": 1, "b": -1})], {"loss": cells})
-    assert decide(Claim("", "c", "less", 0.02), result) == verdict
+    assert decide(ContrastClaim("", "c", "less", 0.02), result) == verdict
 
 
 def test_variances_that_differ_are_moderated_less() -> None:
@@ -167,7 +170,7 @@ def test_a_main_effect_has_a_verdict_only_beside_a_small_interaction() -> None:
         Contrast("both", "", "s", {"a": 1, "b": -1, "c": -1, "d": 1}),
     ]
     main, interaction = evaluate(contrasts, {"s": cells})
-    claim = Claim("", "main", "more", 0.1, interaction="both")
+    claim = ContrastClaim("", "main", "more", 0.1, interaction="both")
     assert decide(claim, main) == "not reproduced"
     assert decide(claim, main, interaction) == "depends"
     assert decide(claim, main, main) == "not reproduced"
@@ -249,10 +252,10 @@ def test_verdicts_on_a_part_are_told_by_text(monkeypatch: pytest.MonkeyPatch) ->
     script = runpy.run_path(str(DOCS / "generate_results.py"))
     result = results(RESULTS)["published"]
     outcomes = [
-        (Claim("", "a-encoder-skew", "less", 0.1), "reproduced", result),
-        (Claim("", "b-encoder-skew", "less", 0.1), "not reproduced", result),
-        (Claim("", "c-encoder-skew", "less", 0.1), "reproduced", result),
-        (Claim("", "d-encoder-skew", "less", 0.1), "not run", None),
+        (ContrastClaim("", "a-encoder-skew", "less", 0.1), "reproduced", result),
+        (ContrastClaim("", "b-encoder-skew", "less", 0.1), "not reproduced", result),
+        (ContrastClaim("", "c-encoder-skew", "less", 0.1), "reproduced", result),
+        (ContrastClaim("", "d-encoder-skew", "less", 0.1), "not run", None),
     ]
     part_alone = script["part_alone"]
     monkeypatch.setitem(part_alone.__globals__, "verdicts", lambda folder: outcomes)

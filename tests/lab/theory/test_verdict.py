@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from wqk_lab.theory.verdict import (
-    Direction,
     Estimate,
     Finding,
+    PredictedDirection,
     Sample,
     Statement,
     adjusted_together,
@@ -38,21 +38,21 @@ VERDICTS = [
 TABLE = {1: 12.706, 2: 4.303, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
 
 
-def statement(direction: Direction, null: float = 0.0, matters: float = 0.2) -> Statement:
+def statement(direction: PredictedDirection, null: float = 0.0, matters: float = 0.2) -> Statement:
     return Statement("S0", "", "", "", direction, matters, lambda _: Sample(X, "batches"), null)
 
 
 X = np.zeros((2, 1))
 
 
-def of(values: np.ndarray, direction: Direction = "above", **chosen: Any) -> Finding:
+def of(values: np.ndarray, direction: PredictedDirection = "above", **chosen: Any) -> Finding:
     """Decide on numbers (U, L), or (U,) without layers."""
     layers = tuple(map(str, range(values.shape[1]))) if values.ndim > 1 else ()
     sample = Sample(values.reshape(len(values), -1), "batches", layers, **chosen)
     return decide(statement(direction), sample)
 
 
-def decided(direction: Direction, mean: float, spread: float, units: int = 8) -> Finding:
+def decided(direction: PredictedDirection, mean: float, spread: float, units: int = 8) -> Finding:
     return of(mean + spread * np.resize([1.0, -1.0], units), direction)
 
 
@@ -62,7 +62,7 @@ def test_quantiles_are_those_of_the_tables(degrees: int) -> None:
 
 
 @pytest.mark.parametrize(("direction", "mean", "spread", "expected"), VERDICTS)
-def test_the_rule(direction: Direction, mean: float, spread: float, expected: str) -> None:
+def test_the_rule(direction: PredictedDirection, mean: float, spread: float, expected: str) -> None:
     assert decided(direction, mean, spread).verdict == expected
 
 
@@ -95,7 +95,7 @@ def test_statements_about_random_matrices_are_a_family_of_their_own() -> None:
     assert adjusted_together(family)[0].verdict == "undecided"
 
 
-def share_of(verdict: str, edge: float, noise: np.ndarray, direction: Direction) -> float:
+def share_of(verdict: str, edge: float, noise: np.ndarray, direction: PredictedDirection) -> float:
     """Share of noise about the edge that has this verdict."""
     verdicts = [of(edge + 0.1 * values, direction).verdict for values in noise]
     return verdicts.count(verdict) / len(noise)
@@ -106,7 +106,7 @@ WRONG = {"above": ((0.0, "holds"), (0.2, "fails")), "near": ((0.2, "holds"), (0.
 
 @pytest.mark.parametrize("direction", ["above", "near"])
 @pytest.mark.parametrize("law", ["normal", "uniform"])
-def test_at_the_edge_chance_decides_rarely(direction: Direction, law: str) -> None:
+def test_at_the_edge_chance_decides_rarely(direction: PredictedDirection, law: str) -> None:
     """At the null nothing holds above it; at the margin nothing fails above it or holds near."""
     random, shape = np.random.default_rng(0), (1000, 12)
     noise = random.standard_normal(shape) if law == "normal" else random.uniform(-1, 1, shape)

@@ -1,6 +1,6 @@
 """All finders, in the order in which they are tried; and the search for the changes of a block.
 
-A finder takes a `WeightPair` and returns a `Finding`, or None. A finding is a proposal:
+A finder takes a `WeightPair` and returns a `WeightFinding`, or None. A finding is a proposal:
 `wqk.sameness.diagnosis` runs its edits, and prints them if the models are then the same.
 """
 
@@ -34,10 +34,10 @@ from wqk.sameness.finders.tensors import (
 from wqk.sameness.finders.vectors import find_vector
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.weight_pairs import Finding, WeightPair
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 
-def find_in_parts(pair: WeightPair) -> Finding | None:
+def find_in_parts(pair: WeightPair) -> WeightFinding | None:
     """Find changes of the parts of a fused weight, each for itself."""
     findings = _findings_of_parts(pair)
     if not findings or _are_of_the_whole(pair, findings):
@@ -45,7 +45,7 @@ def find_in_parts(pair: WeightPair) -> Finding | None:
     return _joined_parts(pair, findings)
 
 
-def find_rows_of_parts(pair: WeightPair) -> Finding | None:
+def find_rows_of_parts(pair: WeightPair) -> WeightFinding | None:
     """Find parts of a fused weight whose rows lie in another order, each for itself.
 
     All rows of the weight are the original's; therefore no part has heads of other weights.
@@ -59,9 +59,9 @@ def find_rows_of_parts(pair: WeightPair) -> Finding | None:
     return _joined_parts(pair, findings)
 
 
-def _findings_of_parts(pair: WeightPair) -> list[Finding]:
+def _findings_of_parts(pair: WeightPair) -> list[WeightFinding]:
     """Return a finding of each part that is not as expected; none if some part has no finding."""
-    findings: list[Finding] = []
+    findings: list[WeightFinding] = []
     for part in pair.parts:
         if not part.right:
             finding = _find_in_part(pair, part)
@@ -71,7 +71,7 @@ def _findings_of_parts(pair: WeightPair) -> list[Finding]:
     return findings
 
 
-def _joined_parts(pair: WeightPair, findings: Sequence[Finding]) -> Finding | None:
+def _joined_parts(pair: WeightPair, findings: Sequence[WeightFinding]) -> WeightFinding | None:
     """Join the findings of parts; None if the rows of a part do not lie at equal distances."""
     descriptions: list[str] = []
     edits: dict[str, Edit] = {}
@@ -89,10 +89,10 @@ def _joined_parts(pair: WeightPair, findings: Sequence[Finding]) -> Finding | No
     kinds = {finding.kind for finding in findings}
     kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
     heads = findings[0].heads if len(findings) == 1 else ()
-    return Finding(kind, "; ".join(descriptions), edits, pair, None, pair.sides, heads)
+    return WeightFinding(kind, "; ".join(descriptions), edits, pair, None, pair.sides, heads)
 
 
-def _are_of_the_whole(pair: WeightPair, findings: Sequence[Finding]) -> bool:
+def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bool:
     """Return whether all parts of a fused weight have one change, which the whole has, too.
 
     Parts that are stored transposed are not: the whole has another shape.
@@ -105,7 +105,7 @@ def _are_of_the_whole(pair: WeightPair, findings: Sequence[Finding]) -> bool:
     return len(changes) == 1 and len(pair.parts) == len(findings) > 1
 
 
-def _find_in_part(pair: WeightPair, part: WeightPair) -> Finding | None:
+def _find_in_part(pair: WeightPair, part: WeightPair) -> WeightFinding | None:
     """Find the change of one part of a fused weight."""
     for source in pair.parts:
         fits = source.role != part.role and source.expected.shape == part.actual.shape
@@ -136,7 +136,7 @@ OF_WEIGHTS: tuple[Find, ...] = (
 OF_VECTORS: tuple[Find, ...] = (find_factor, find_vector)
 
 
-def find_first(pair: WeightPair) -> Finding | None:
+def find_first(pair: WeightPair) -> WeightFinding | None:
     """Return the first finding of a weight or a vector."""
     for find in OF_WEIGHTS if pair.is_matrix else OF_VECTORS:
         finding = find(pair)
@@ -147,7 +147,7 @@ def find_first(pair: WeightPair) -> Finding | None:
 
 def search(
     pairs: Sequence[WeightPair], find_other_place: FindOtherPlace = no_other_place
-) -> list[Finding]:
+) -> list[WeightFinding]:
     """Find the changes of each of a block's weights that is not as expected.
 
     Parameters

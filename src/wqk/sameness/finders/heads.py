@@ -17,13 +17,13 @@ from wqk.sameness.matching import cosines, nearest, same_numbers, sketch
 from wqk.sameness.mismatches import Kind, listed
 from wqk.sameness.permutations import whole_heads
 from wqk.sameness.tolerances import MOST, QUANTIZED_ALIKE
-from wqk.sameness.weight_pairs import Finding, WeightPair
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 # Heads that a description lists.
 LISTED_HEADS = 8
 
 
-class _Heads(NamedTuple):
+class _ReplacedHeads(NamedTuple):
     """The heads of a weight, some of which are not the expected ones."""
 
     expected: Float[np.ndarray, "H R D"]
@@ -32,7 +32,7 @@ class _Heads(NamedTuple):
     kept: Int[np.ndarray, " L"]
 
 
-def find_heads(pair: WeightPair) -> Finding | None:
+def find_heads(pair: WeightPair) -> WeightFinding | None:
     """Find whole heads that are others: means, copies, zeros, heads of another weight, or new."""
     if not pair.heads:
         return None
@@ -50,12 +50,12 @@ def find_heads(pair: WeightPair) -> Finding | None:
     kept = np.flatnonzero(share_of_others <= MOST)
     if not len(replaced) or not len(kept) or not same_numbers(expected[kept], actual[kept]):
         return None
-    kind, description = _origin(pair, _Heads(expected, actual, replaced, kept))
+    kind, description = _origin(pair, _ReplacedHeads(expected, actual, replaced, kept))
     edit = _taken_heads(replaced, pair.sizes.width)
     return pair.finding(kind, description, edit, heads=tuple(replaced.tolist()))
 
 
-def find_columns_of_heads(pair: WeightPair) -> Finding | None:
+def find_columns_of_heads(pair: WeightPair) -> WeightFinding | None:
     """Find replaced heads among the columns of an output."""
     return find_turned(pair, find_heads)
 
@@ -92,7 +92,7 @@ def _number_of_means(expected: np.ndarray, actual: np.ndarray) -> int | None:
     return None
 
 
-def _origin(pair: WeightPair, heads: _Heads) -> tuple[Kind, str]:
+def _origin(pair: WeightPair, heads: _ReplacedHeads) -> tuple[Kind, str]:
     """Return kind and description of heads that are not the expected ones."""
     actual = heads.actual[heads.replaced]
     title = f"{pair.role} heads {listed(heads.replaced)}"

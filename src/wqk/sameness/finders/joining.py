@@ -16,10 +16,10 @@ from wqk.sameness.finders.tensors import JOINED
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import whole_heads
 from wqk.sameness.tolerances import SAME_FACTOR
-from wqk.sameness.weight_pairs import SCORED, Finding, WeightPair
+from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair
 
 
-def joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Finding]:
+def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> list[WeightFinding]:
     """Join findings of several weights of a block that are one cause.
 
     Parameters
@@ -36,7 +36,7 @@ def joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Fin
     findings = _with_moved_gains(findings)
     moved_heads = _findings_of_moved_heads(findings)
     causes = [_moved_heads(moved_heads)] if moved_heads else []
-    by_cause: dict[tuple[str, ...], list[Finding]] = {}
+    by_cause: dict[tuple[str, ...], list[WeightFinding]] = {}
     for finding in findings:
         if not any(finding is moved for moved in moved_heads.values()):
             codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
@@ -50,10 +50,10 @@ def joined(findings: Sequence[Finding], pairs: Sequence[WeightPair]) -> list[Fin
     return causes
 
 
-def _with_moved_gains(findings: Sequence[Finding]) -> list[Finding]:
+def _with_moved_gains(findings: Sequence[WeightFinding]) -> list[WeightFinding]:
     """Add gains that moved with the rows of their side to the finding of these rows."""
-    gains: list[Finding] = []
-    remaining: list[Finding] = []
+    gains: list[WeightFinding] = []
+    remaining: list[WeightFinding] = []
     for finding in findings:
         is_gain = finding.kind is Kind.NORM and finding.pair.role.part == "norm before the score"
         (gains if is_gain else remaining).append(finding)
@@ -71,9 +71,9 @@ def _with_moved_gains(findings: Sequence[Finding]) -> list[Finding]:
     return remaining
 
 
-def _exchanged_scales(findings: Sequence[Finding]) -> Finding | None:
+def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None:
     """Join the factors of queries, keys and values whose product is 1, as exchanged scales have."""
-    scaled: dict[str, Finding] = {}
+    scaled: dict[str, WeightFinding] = {}
     for finding in findings:
         role = finding.pair.role
         if finding.kind is Kind.SCALED and role.part == "weight" and role.side in JOINED:
@@ -102,7 +102,7 @@ def _exchanged_scales(findings: Sequence[Finding]) -> Finding | None:
     )
 
 
-def _all_edits(findings: Sequence[Finding]) -> dict[str, Edit]:
+def _all_edits(findings: Sequence[WeightFinding]) -> dict[str, Edit]:
     """Return the edits of several findings."""
     edits: dict[str, Edit] = {}
     for finding in findings:
@@ -110,7 +110,7 @@ def _all_edits(findings: Sequence[Finding]) -> dict[str, Edit]:
     return edits
 
 
-def _merged(findings: Sequence[Finding], has_two_sides: bool) -> Finding:
+def _merged(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFinding:
     """Merge findings of one description.
 
     ``has_two_sides`` is whether queries and keys are stored apart; a finding of one is then named.
@@ -136,9 +136,9 @@ def _merged(findings: Sequence[Finding], has_two_sides: bool) -> Finding:
     )
 
 
-def _findings_of_moved_heads(findings: Sequence[Finding]) -> dict[str, Finding]:
+def _findings_of_moved_heads(findings: Sequence[WeightFinding]) -> dict[str, WeightFinding]:
     """Return the findings of whole heads in another order, by side."""
-    by_side: dict[str, Finding] = {}
+    by_side: dict[str, WeightFinding] = {}
     for finding in findings:
         pair, rows = finding.pair, finding.rows
         if not pair.is_side or pair.repeated > 1 or rows is None:
@@ -148,7 +148,7 @@ def _findings_of_moved_heads(findings: Sequence[Finding]) -> dict[str, Finding]:
     return by_side
 
 
-def _moved_heads(findings: Mapping[str, Finding]) -> Finding:
+def _moved_heads(findings: Mapping[str, WeightFinding]) -> WeightFinding:
     """Join whole heads in another order: an order of heads, or another pairing of heads.
 
     Parameters

@@ -13,7 +13,7 @@ from wqk.sameness.lora_merges import FittedMerge, fit_merge, mistake_of, unmerge
 from wqk.sameness.matching import largest
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.tolerances import RANK, SAME
-from wqk.sameness.weight_pairs import AdapterEffect, Finding, WeightPair
+from wqk.sameness.weight_pairs import AdapterEffect, WeightFinding, WeightPair
 
 # Most directions of a difference that is an adapter's, where no adapter is known.
 LARGEST_RANK = 64
@@ -23,7 +23,7 @@ FURTHER_DIRECTIONS = 8
 SAMPLED_ROWS = 256
 
 
-def find_decomposed(pair: WeightPair) -> Finding | None:
+def find_decomposed(pair: WeightPair) -> WeightFinding | None:
     """Find a wrong merge of an adapter of DoRA, before the factors of its rows are found."""
     adapter = pair.adapter
     if adapter is None or adapter.update is None:
@@ -36,7 +36,7 @@ def find_decomposed(pair: WeightPair) -> Finding | None:
     return pair.finding(Kind.ADAPTER, f"the adapter (DoRA) is {mistake}", facts=facts)
 
 
-def find_adapter(pair: WeightPair) -> Finding | None:
+def find_adapter(pair: WeightPair) -> WeightFinding | None:
     """Find a difference of low rank, as of an adapter of which no model is a file."""
     if pair.adapter is not None:
         return None
@@ -58,7 +58,7 @@ def find_adapter(pair: WeightPair) -> Finding | None:
     return pair.finding(Kind.ADAPTER, description, facts={"rank": rank})
 
 
-def find_wrong_merge(pair: WeightPair) -> Finding | None:
+def find_wrong_merge(pair: WeightPair) -> WeightFinding | None:
     """Find the multiple of a known adapter's product that the other model contains."""
     adapter = pair.adapter
     if adapter is None or adapter.update is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from wqk.checkpoints.checkpoint import Part, Regrouping
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.tolerances import REGROUPED
-from wqk.sameness.weight_pairs import Finding, WeightPair
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 # Rows that are enough to find the group of a column.
 SAMPLED_ROWS = 256
@@ -25,7 +25,7 @@ class _ColumnGroups(NamedTuple):
     description: str
 
 
-def find_groups(pair: WeightPair) -> Finding | None:
+def find_groups(pair: WeightPair) -> WeightFinding | None:
     """Find columns of a quantized weight that have the scales of other groups (act-order)."""
     if not pair.grid:
         return None

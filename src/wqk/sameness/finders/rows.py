@@ -21,15 +21,15 @@ from wqk.sameness.permutations import (
     name_permutation,
     whole_heads,
 )
-from wqk.sameness.weight_pairs import Finding, WeightPair
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
-Find: TypeAlias = "Callable[[WeightPair], Finding | None]"
+Find: TypeAlias = "Callable[[WeightPair], WeightFinding | None]"
 
 # Description of an order without a name.
 UNORDERED = "in another order, by no known rule"
 
 
-def find_rows(pair: WeightPair) -> Finding | None:
+def find_rows(pair: WeightPair) -> WeightFinding | None:
     """Find rows that lie in an order with a name, of a weight and of its bias."""
     rows = pair.row_order
     if rows is None:
@@ -57,7 +57,7 @@ def find_rows(pair: WeightPair) -> Finding | None:
     return pair.finding(_kind_of_order(pair), description, name_of_rows.edit, rows=rows)
 
 
-def find_unnamed_rows(pair: WeightPair) -> Finding | None:
+def find_unnamed_rows(pair: WeightPair) -> WeightFinding | None:
     """Find rows that lie in an order without a name."""
     if pair.row_order is None:
         return None
@@ -89,7 +89,7 @@ def _are_repeated_as_a_whole(pair: WeightPair, rows: np.ndarray) -> bool:
     return heads is not None and np.array_equal(heads, tiled)
 
 
-def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> Finding | None:
+def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> WeightFinding | None:
     """Find whole heads that lie in another order, given the order of their rows."""
     heads = whole_heads(rows, pair.sizes.width)
     if heads is None:
@@ -99,12 +99,12 @@ def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> Finding | None:
     return pair.finding(Kind.HEADS, description, edit, rows=rows)
 
 
-def find_columns(pair: WeightPair) -> Finding | None:
+def find_columns(pair: WeightPair) -> WeightFinding | None:
     """Find columns that lie in another order."""
     return find_turned(pair, _find_column_order)
 
 
-def find_turned(pair: WeightPair, find: Find) -> Finding | None:
+def find_turned(pair: WeightPair, find: Find) -> WeightFinding | None:
     """Return what a finder of rows finds among the columns of a weight."""
     finding = find(pair.turned)
     if finding is None:
@@ -113,7 +113,7 @@ def find_turned(pair: WeightPair, find: Find) -> Finding | None:
     return replace(finding, rows=None, edits=edits, pair=pair)
 
 
-def _find_column_order(turned: WeightPair) -> Finding | None:
+def _find_column_order(turned: WeightPair) -> WeightFinding | None:
     """Find rows of a turned weight that lie in another order."""
     rows = turned.row_order
     if rows is None:
@@ -131,7 +131,7 @@ def _find_column_order(turned: WeightPair) -> Finding | None:
     return turned.finding(Kind.COLUMNS, f"columns of {{}} {description}", Take())
 
 
-def find_transposed(pair: WeightPair) -> Finding | None:
+def find_transposed(pair: WeightPair) -> WeightFinding | None:
     """Find a square weight that is stored the other way."""
     rows, columns = pair.actual.shape
     if rows != columns or not same_numbers(pair.expected, pair.actual.T):

@@ -13,7 +13,7 @@ import numpy as np
 from wqk.sameness.edits import DivideByGain, Negate, Scale, ScaleHeads
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.tolerances import FITS, HALF, LEFT, SAME, SAME_FACTOR, SCREENED
-from wqk.sameness.weight_pairs import Finding, Gain, WeightPair
+from wqk.sameness.weight_pairs import Gain, WeightFinding, WeightPair
 
 # Lengths of blocks of columns to which formats give scales of their own.
 BLOCKS = (16, 32, 64, 128)
@@ -36,24 +36,24 @@ LARGEST_BLOCKS_FIRST = tuple(
 )
 
 
-class _Fit(NamedTuple):
+class _GroupFit(NamedTuple):
     """Factors or offsets of groups, fitted by least squares."""
 
     factors: np.ndarray
     residual: np.ndarray  # (n, B, C)
 
 
-def find_zeros(pair: WeightPair) -> Finding | None:
+def find_zeros(pair: WeightPair) -> WeightFinding | None:
     """Find a weight that is all zero."""
     return None if pair.actual.any() else pair.finding(Kind.ZERO, "{}: all zero")
 
 
-def find_factor(pair: WeightPair) -> Finding | None:
+def find_factor(pair: WeightPair) -> WeightFinding | None:
     """Find one factor of all numbers."""
     return _find_shared(pair, (ALL_NUMBERS,), offset=False)
 
 
-def find_factors(pair: WeightPair) -> Finding | None:
+def find_factors(pair: WeightPair) -> WeightFinding | None:
     """Find factors, or else offsets, of rows, columns or blocks."""
     factors = _find_shared(pair, (COLUMNS, ROWS, *LARGEST_BLOCKS_FIRST), offset=False)
     if factors is not None:
@@ -61,7 +61,9 @@ def find_factors(pair: WeightPair) -> Finding | None:
     return _find_shared(pair, (ALL_NUMBERS, ROWS, *LARGEST_BLOCKS_FIRST), offset=True)
 
 
-def _find_shared(pair: WeightPair, groupings: Sequence[Groups], offset: bool) -> Finding | None:
+def _find_shared(
+    pair: WeightPair, groupings: Sequence[Groups], offset: bool
+) -> WeightFinding | None:
     """Find factors that groups of numbers share, or offsets of each group."""
     columns = pair.expected[0].size
     for groups in groupings:
@@ -76,7 +78,9 @@ def _find_shared(pair: WeightPair, groupings: Sequence[Groups], offset: bool) ->
     return None
 
 
-def _find_shared_by(pair: WeightPair, groups: Groups, size: int, offset: bool) -> Finding | None:
+def _find_shared_by(
+    pair: WeightPair, groups: Groups, size: int, offset: bool
+) -> WeightFinding | None:
     """Find factors or offsets of one way of grouping numbers."""
     sample = slice(None, None, max(1, len(pair.expected) // SCREENED))
     expected, actual = pair.expected[sample], pair.actual[sample]
@@ -114,7 +118,7 @@ def _is_explained(pair: WeightPair, error: np.ndarray) -> bool:
 
 def _fitted(
     expected: np.ndarray, actual: np.ndarray, size: int, axes: tuple[int, ...], offset: bool
-) -> _Fit:
+) -> _GroupFit:
     """Fit a factor to each group of numbers; with ``offset``, to differences from the mean."""
     shape = len(expected), -1, size
     w = np.asarray(expected, np.float64).reshape(shape)
@@ -125,10 +129,10 @@ def _fitted(
     squares = np.square(w).sum(axis=axes, keepdims=True)
     products = (w * v).sum(axis=axes, keepdims=True)
     factors = products / np.where(squares > 0, squares, 1)
-    return _Fit(factors, v - factors * w)
+    return _GroupFit(factors, v - factors * w)
 
 
-def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> Finding:
+def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> WeightFinding:
     """Name factors: one of all numbers, signs, a norm's gain, of heads, or of each group."""
     if groups.kind is Kind.BLOCK_SCALES:
         return pair.finding(groups.kind, f"{{}}: scales of other rows or {groups.description}")
@@ -155,7 +159,7 @@ def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> Find
 
 def _find_factors_of_heads(
     pair: WeightPair, kind: Kind, axis: int, factors: np.ndarray
-) -> Finding | None:
+) -> WeightFinding | None:
     """Find factors of rows or columns that are one number for each head."""
     heads = pair.heads if axis == 0 else pair.turned.heads
     if heads < 2 or len(factors) % heads or len(factors) == heads:
@@ -169,7 +173,7 @@ def _find_factors_of_heads(
     return pair.finding(kind, description, edit, facts={"factors": edit.factors})
 
 
-def _find_folded_gain(pair: WeightPair, gain: Gain, factors: np.ndarray) -> Finding | None:
+def _find_folded_gain(pair: WeightPair, gain: Gain, factors: np.ndarray) -> WeightFinding | None:
     """Find a norm's gain in the factors of columns."""
     powers = {1: "once too often", 2: "twice too often", -1: "not at all"}
     for values, of_reference in ((gain.actual, False), (gain.expected, True)):

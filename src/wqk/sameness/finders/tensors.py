@@ -14,7 +14,7 @@ from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import name_in_fused
 from wqk.sameness.repairs import Recut
 from wqk.sameness.tolerances import SCREENED
-from wqk.sameness.weight_pairs import SCORED, Finding, WeightPair, short
+from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, short
 
 # The sides of a fused weight, in the order in which they are joined.
 JOINED = ("query", "key", "value")
@@ -36,7 +36,7 @@ def no_other_place(pair: WeightPair) -> None:
 
 def find_moved_tensors(
     pairs: Sequence[WeightPair], wrong: Sequence[WeightPair], find_other_place: FindOtherPlace
-) -> list[Finding]:
+) -> list[WeightFinding]:
     """Find weights that are another tensor's, or exchanged with it.
 
     Parameters
@@ -78,7 +78,9 @@ def _source_of(pair: WeightPair, pairs: Sequence[WeightPair]) -> WeightPair | No
     return None
 
 
-def _exchanged(wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]) -> list[Finding]:
+def _exchanged(
+    wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]
+) -> list[WeightFinding]:
     """Find tensors that have changed places, with or without their biases."""
     by_name = {pair.name: pair for pair in wrong}
     partners: dict[str, str] = {}
@@ -89,7 +91,7 @@ def _exchanged(wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]) -
             partners[name] = source.name
     # Weights first, whose biases may have moved along.
     names = sorted(partners, key=lambda name: by_name[name].role.part != "weight")
-    findings: list[Finding] = []
+    findings: list[WeightFinding] = []
     explained: set[str] = set()
     for name in names:
         if name not in explained:
@@ -99,7 +101,7 @@ def _exchanged(wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]) -
     return findings
 
 
-def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]) -> Finding:
+def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]) -> WeightFinding:
     """Return the finding of two tensors that have changed places."""
     swapped = {pair.name: partner.name, partner.name: pair.name}
     sides = {pair.role.side, partner.role.side}
@@ -115,10 +117,10 @@ def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]
             swapped |= {names[0]: names[1], names[1]: names[0]}
             description += " with their biases"
     scored = tuple(side for side in SCORED if side in sides)
-    return Finding(kind, description, {}, pair, sides=scored, swapped=swapped)
+    return WeightFinding(kind, description, {}, pair, sides=scored, swapped=swapped)
 
 
-def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
+def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
     """Find queries, keys and values whose rows lie among each other: a fused weight that was cut.
 
     The rows of all three are joined, and searched for among the expected rows of all three.
@@ -136,7 +138,7 @@ def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
     if name is None:
         edits: dict[str, Edit] = {pair.name: Take() for pair in weights}
         description = f"rows of queries, keys and values lie among each other {UNORDERED}"
-        return Finding(Kind.FUSED, description, edits, first, sides=SCORED)
+        return WeightFinding(Kind.FUSED, description, edits, first, sides=SCORED)
     assert isinstance(name.edit, Permute)
     axis = 1 if _is_stored_turned(first) else 0
     names = tuple(pair.name for pair in weights)
@@ -146,7 +148,7 @@ def find_recut(pairs: Sequence[WeightPair]) -> Finding | None:
         names_of_biases = tuple(bias.name for bias in biases)
         recuts.append(Recut(names_of_biases, lengths, name.edit.order))
     description = f"queries, keys and values are cut from one weight whose rows {name.description}"
-    return Finding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
+    return WeightFinding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
 
 
 def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:

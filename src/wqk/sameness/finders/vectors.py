@@ -11,7 +11,7 @@ from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Reorder, name_permutation, reorders
 from wqk.sameness.tolerances import OF_ORDER
-from wqk.sameness.weight_pairs import Finding, WeightPair
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Titles:
         return cls("same weights, ", "biases", vector, "the weights' rows", "missing")
 
 
-def find_vector(pair: WeightPair) -> Finding | None:
+def find_vector(pair: WeightPair) -> WeightFinding | None:
     """Find biases and gains that are missing, in another order, or others."""
     if not (pair.role.is_bias or pair.role.is_norm):
         return None
@@ -56,7 +56,7 @@ def find_vector(pair: WeightPair) -> Finding | None:
     titles = _Titles.of(pair)
     expected, actual = pair.expected, pair.actual
 
-    def finding(description: str, edit: Edit | None = None) -> Finding:
+    def finding(description: str, edit: Edit | None = None) -> WeightFinding:
         return pair.finding(kind, f"{titles.prefix}{description}", edit)
 
     if not actual.any():
