@@ -1,11 +1,13 @@
 """Measure parts of the scores of training runs, into the records of docs/results/parts.
 
 python examples/measure_parts.py OUT.csv RUN[@STEP]... [--blocks N] [--layers] [--prefix NAME]
+python examples/measure_parts.py OUT.csv MODEL... --text FILE | --samples N [the same options]
 
 A line for each run, step, layer (none: all) and part. The part "whole" of a layer has the symmetry
 of its form and the size of its control, |M|²/|S|². Lines without a share have the derivative and
 curvature of the loss along that part, over the explained loss. Runs that OUT.csv holds already are
-left out. The prefix is put before the names of the cells.
+left out. The prefix is put before the names of the cells. With --text or --samples, the references
+are folders of models that are no training runs: they read a text, or N samples of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,33 +49,69 @@ def main() -> None:
     parser.add_argument("--prefix", default="")
     parser.add_argument("--blocks", type=int, default=512)
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--samples", type=int, help="texts of 128 tokens from the model itself")
     options = parser.parse_args()
     recorded = recorded_runs(options.out)
     for reference in options.runs:
-        folder, _, step = reference.partition("@")
-        run = wqk.open_run(folder)
-        step = step or str(max(number for number, _ in run.checkpoints))
-        cell = run.name.rpartition("-")[0]
-        identity = {
-            "model": options.prefix + cell,
-            "seed": str(run.recipe["seed"]),
-            "step": step,
-        }
-        if tuple(identity.values()) in recorded:
+        if options.text is None and options.samples is None:
+            subject = subject_of_run(reference, options.prefix)
+        else:
+            subject = subject_of_model(Path(reference), options)
+        if tuple(subject.identity.values()) in recorded:
             continue
-        checkpoint = dict(run.checkpoints)[int(step)]
         measured = wqk.parts(
-            checkpoint,
-            corpus=run.corpus["folder"],
-            each_layer=options.layers,
-            mask_share=run.recipe["mask_share"],
-            block=run.recipe["block"],
-            blocks=options.blocks,
+            subject.checkpoint, each_layer=options.layers, blocks=options.blocks, **subject.reads
         )
-        symmetry = wqk.scan(checkpoint).layers.frame.select("layer", "symmetry")
+        symmetry = wqk.scan(subject.checkpoint).layers.frame.select("layer", "symmetry")
         rows = rows_of(measured, dict(symmetry.iter_rows()), by_layer=options.layers)
-        append(options.out, [identity | row for row in rows])
-        print(*identity.values(), json.dumps(measured.settings), flush=True)
+        append(options.out, [subject.identity | row for row in rows])
+        print(*subject.identity.values(), json.dumps(measured.settings), flush=True)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure: its name, seed and step, its folder, and what `wqk.parts` reads."""
+
+    identity: dict[str, str]
+    checkpoint: Path
+    reads: dict[str, Any]
+
+
+def subject_of_run(reference: str, prefix: str) -> Subject:
+    """Return a checkpoint of a training run, which reads the held-out text of the run."""
+    folder, _, step = reference.partition("@")
+    run = wqk.open_run(folder)
+    step = step or str(max(number for number, _ in run.checkpoints))
+    cell = run.name.rpartition("-")[0]
+    identity = {"model": prefix + cell, "seed": str(run.recipe["seed"]), "step": step}
+    reads = {
+        "corpus": run.corpus["folder"],
+        "mask_share": run.recipe["mask_share"],
+        "block": run.recipe["block"],
+    }
+    return Subject(identity, Path(dict(run.checkpoints)[int(step)]), reads)
+
+
+def subject_of_model(folder: Path, options: argparse.Namespace) -> Subject:
+    """Return a model without seed and step, which reads a text or its own samples."""
+    identity = {"model": options.prefix + folder.name, "seed": "", "step": ""}
+    if options.text is not None:
+        return Subject(identity, folder, {"text": options.text})
+    return Subject(identity, folder, {"tokens": samples(folder, options.samples)})
+
+
+def samples(folder: Path, count: int, length: int = 128) -> Any:
+    """Return token ids (count, length) that a decoder draws from its own distribution, seed 0."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    first = torch.ones(count, 1, dtype=torch.long)
+    ends = {"min_new_tokens": length - 1, "max_new_tokens": length - 1}
+    with torch.no_grad():
+        return model.generate(first, do_sample=True, top_k=0, **ends)
 
 
 def recorded_runs(path: Path) -> set[tuple[str, ...]]:

@@ -30,18 +30,29 @@ def verdict(comparison: StartSpeedUp) -> str:
     'No difference found between paired and random; 0.032 nats would have been.'
     >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
     'paired and random have one common seed: too few to tell more than chance.'
+    >>> runs = tuple(SpeedUp(n, 2.0, 1.5, 0.2, 0.2) for n in (1, 2))
+    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
+    'paired ends 0.500 nats below random in each of 2 seeds: equal differences give no interval.'
     """
     difference = comparison.over_seeds("difference")
     start, baseline = comparison.start, comparison.baseline
-    if difference.low is None or difference.high is None:
+    side = "below" if difference.mean < 0 else "above"
+    if difference.count == 1:
         return f"{start} and {baseline} have one common seed: too few to tell more than chance."
+    if difference.low is None or difference.high is None:
+        place = f"{abs(difference.mean):.3f} nats {side} {baseline}"
+        if abs(difference.mean) < 0.0005:
+            place = f"at the loss of {baseline}"
+        return (
+            f"{start} ends {place} in each of {difference.count} seeds: equal differences give no "
+            "interval."
+        )
     if difference.low <= 0 <= difference.high:
         detectable = ""
         if difference.detectable:
             detectable = f"; {difference.detectable:.3f} nats would have been"
         return f"No difference found between {start} and {baseline}{detectable}."
     low, high = sorted((abs(difference.low), abs(difference.high)))
-    side = "below" if difference.mean < 0 else "above"
     return (
         f"{start} ends {abs(difference.mean):.3f} nats [{low:.3f}, {high:.3f}] {side} {baseline}."
     )

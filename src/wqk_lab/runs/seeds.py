@@ -14,13 +14,16 @@ Value = TypeVar("Value")
 LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
 POWER = 0.8  # at which an effect counts as detectable
 
+# Differences whose deviation is below this share of the largest are equal but for rounding.
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Paired:
     """A mean of differences, one difference for each seed, with a 95 % interval by Student's t.
 
-    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal:
-    then the spread is unknown.
+    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal
+    but for rounding: then the spread is unknown.
     """
 
     count: int  #: Number of seeds.
@@ -47,9 +50,11 @@ def paired(differences: Sequence[float]) -> Paired:
     [0.2, -0.048, 0.448, 0.074]
     >>> paired([0.5])
     Paired(count=1, mean=0.5, low=None, high=None, p=None, detectable=None)
+    >>> paired([2.0 - 1.5, 2.1 - 1.6]).low  # equal but for rounding
     """
     count, mean = len(differences), fmean(differences)
-    if count < 2 or not (deviation := stdev(differences)):
+    deviation = 0.0 if count < 2 else stdev(differences)
+    if deviation <= ROUNDING * max(map(abs, differences)):
         return Paired(count, mean)
     with required_by("an interval over seeds"):
         from scipy.stats import t  # type: ignore[import-untyped]

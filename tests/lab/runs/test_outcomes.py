@@ -38,6 +38,18 @@ def test_a_speed_up_is_told_with_its_interval(tmp_path: Path) -> None:
     assert "over random: −2" in results(exchanged)[1]
 
 
+@pytest.mark.parametrize("saved", [0.2, 0.0, -0.25])
+def test_equal_differences_are_no_single_seed(tmp_path: Path, saved: float) -> None:
+    """The losses of the second seed are .01 higher: the differences are equal but for rounding."""
+    runs = [started(tmp_path, "random", seed, 0.0) for seed in (1, 2)]
+    runs += [started(tmp_path, "symmetric", seed, saved) for seed in (1, 2)]
+    difference, _ = results(runs)
+    assert "in each of 2 seeds: equal differences give no interval" in difference
+    assert "one common seed" not in difference
+    single = results([run for run in runs if run.recipe["seed"] == 1])
+    assert "one common seed" in single[0]
+
+
 def test_runs_without_another_start_or_a_common_seed_are_passed_over(tmp_path: Path) -> None:
     assert results([]) == []
     assert results([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=2)]) == []
