@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import grp
 import hashlib
 import hmac
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -178,16 +180,16 @@ def nginx_with_tls(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
         "-extfile names -out certificate.pem",
     ):
         subprocess.run([openssl, *command.split()], cwd=folder, check=True, capture_output=True)
-    for path in (root, *root.parents, *root.rglob("*")):
-        if str(path).startswith("/tmp/"):
-            path.chmod(0o755)
+    # Workers of a user who may read the folder: pytest's folders are their owner's alone, and each
+    # session that starts on this machine makes them so again. Others than root have no choice.
+    user = f"user {pwd.getpwuid(0)[0]} {grp.getgrgid(0)[0]};\n" if os.geteuid() == 0 else ""
     temporary = "".join(
         f"{kind}_temp_path {folder}/{kind};\n"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     configuration = folder / "nginx.conf"
     configuration.write_text(
-        f"daemon off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
+        f"{user}daemon off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
         f"http {{ access_log {folder}/access.log;\n{temporary}"
         f"server {{ listen 127.0.0.1:{port} ssl; root {root};\n"
         f"ssl_certificate {folder}/certificate.pem; ssl_certificate_key {folder}/key.pem; }} }}\n"
