@@ -15,6 +15,7 @@ from tests.lab.figures.making import make_run, row, table
 from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.tables.run import SCORES, Run
+from wqk_lab.figures.convert import dose_curves
 from wqk_lab.figures.curves import (
     layer_curves,
     loss_curves,
@@ -116,3 +117,26 @@ def test_one_layer_and_one_look_are_enough(tmp_path: Path) -> None:
     curves = score_curves([run])
     place = {"quantity": "symmetry", "layer": None, "step": 0}
     assert [value(curves, c, **place) for c in ("value", "q25", "q75", "low")] == [0.5] * 4
+
+
+def test_conversions_are_drawn_step_by_step_in_whatever_order_their_rows_come() -> None:
+    """Each line has the means over seeds, and the steps of a line ascend."""
+    place = {"corpus": "wikipedia", "origin": "decoder", "layer": None}
+    rows = pl.DataFrame(
+        [
+            {"seed": seed, "loss": loss, "attention": attention, "step": step}
+            | {"symmetry": step / 1000 + seed / 10, "directionality_excess": -step / 1000}
+            for seed in (1, 2, 3)
+            for loss, attention in (("masked", "full"), ("causal", "causal"))
+            for step in (0, 10, 50, 200)
+        ]
+    ).with_columns(**{name: pl.lit(text, pl.String) for name, text in place.items()})
+    for seed in range(3):
+        symmetry, excess = dose_curves(rows.sample(fraction=1, shuffle=True, seed=seed)).axes
+        for panel, first, slope in ((symmetry, 0.2, 1e-3), (excess, 0.0, -1e-3)):
+            lines = [line for line in panel.lines if len(line.get_xdata()) == 4]
+            assert len(lines) == 2
+            for line in lines:
+                assert list(line.get_xdata()) == [0, 10, 50, 200]
+                expected = [first + slope * step for step in (0, 10, 50, 200)]
+                assert list(line.get_ydata()) == pytest.approx(expected)

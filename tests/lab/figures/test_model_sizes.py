@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from tests.lab.figures.making import row, table
@@ -78,6 +80,18 @@ def test_the_shown_forms_are_the_clearest_ones() -> None:
     image = picture(blocks[0])
     assert image.outlying_rows.nonzero()[0].tolist() == blocks[0].outlying_rows.tolist()
     assert image.pixels.shape == (128, 128)
+
+
+def test_the_columns_of_a_form_are_uneven_relative_to_its_rows() -> None:
+    """The size of a form does not make it uneven."""
+    decoder = [block for block in demo_table().details.blocks if block.key.stack == "decoder"]
+    ratios = [np.std(block.column_norms) / np.std(block.row_norms) for block in decoder]
+    large = decoder[int(np.argmin(ratios))]
+    norms = {"row_norms": 100 * large.row_norms, "column_norms": 100 * large.column_norms}
+    blocks = [replace(block, **norms) if block is large else block for block in decoder]
+    encoder = next(block for block in demo_table().details.blocks if block.key.stack == "encoder")
+    _, title = examples([encoder, *blocks])
+    assert title == f"decoder, layer {decoder[int(np.argmax(ratios))].key.layer}"
 
 
 def test_one_model_alone_fills_both_panels() -> None:

@@ -15,11 +15,13 @@ from tests.lab.runs.small_pairs import repositories
 
 from wqk_lab.figures import read_sources
 from wqk_lab.figures.paired import (
+    LABELS,
     LEVEL,
     POWER,
     TESTED,
     detectable_shift,
     pair_rows,
+    paired_panels,
     pair_tests,
     sentences,
 )
@@ -121,6 +123,18 @@ def test_the_figure_and_its_numbers_come_from_the_folder_alone(planted: Any) -> 
     assert "twins, change of symmetry: +" in result.output
 
 
+def test_each_panel_names_the_tests_of_what_it_shows(planted: Any) -> None:
+    rows = pair_rows(planted[0])
+    panels = paired_panels(rows).axes
+    for panel, (quantity, label) in zip(panels, LABELS.items(), strict=True):
+        assert label in (panel.get_title(), panel.get_ylabel())
+        tests = [test for test in pair_tests(rows) if test.quantity == quantity]
+        remarks = [f"{test.relation}: {test.agree} of {test.pairs}" for test in tests]
+        title = panel.get_title(loc="left")
+        assert all(remark in title for remark in remarks), title
+        assert title.count(";") == max(len(tests) - 1, 0)
+
+
 def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
     tests = pair_tests(pair_rows(surveyed(0.0, tmp_path, spacing=2)))
     assert all(test.corrected is not None and test.corrected > 0.05 for test in tests)
@@ -135,6 +149,15 @@ def test_the_power_is_what_it_is_said_to_be() -> None:
     draws = dice.normal(shift, 1, size=(1_000, n))
     is_detected = wilcoxon(draws, alternative="greater", axis=1).pvalue <= LEVEL / len(TESTED)
     assert np.mean(is_detected) == pytest.approx(POWER, abs=0.05)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.5, 40.0])
+def test_the_shift_that_can_be_found_has_the_unit_of_the_values(factor: float) -> None:
+    values = np.random.default_rng(1).normal(0.3, 1, 12)
+    shift = detectable_shift(values)
+    assert shift is not None
+    assert detectable_shift(factor * values) == pytest.approx(factor * shift)
+    assert detectable_shift(values + factor) == pytest.approx(shift)
 
 
 def test_too_few_pairs_are_said_to_be_too_few() -> None:
