@@ -21,8 +21,8 @@ from wqk_lab.figures.paired import (
     TESTED,
     detectable_shift,
     pair_rows,
-    paired_panels,
     pair_tests,
+    paired_panels,
     sentences,
 )
 from wqk_lab.runs.pairs import PairSurvey, pairs, survey_pairs
