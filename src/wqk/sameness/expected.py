@@ -178,7 +178,7 @@ class Expected:
             facts["gain"] = pair.gain.name
         return Mismatch(
             finding.kind,
-            finding.description.replace("{}", pair.title),
+            finding.phrase.about(pair.title),
             self.steps(finding),
             finding.sides,
             finding.heads,

@@ -320,6 +320,7 @@ class WeightPair:
     ) -> WeightFinding:
         """Return a finding of this weight; without an edit it is taken from the reference.
 
+        In the description, ``{}`` stands for the title of the weight (see `WeightPhrase`).
         The bias of the same rows is edited along, if that makes it the expected one.
         """
         edit = Take() if edit is None else edit
@@ -334,8 +335,46 @@ class WeightPair:
                 if same_numbers(bias.expected, mended):
                     edits[bias.name] = edit_of_bias
         return WeightFinding(
-            kind, description, edits, self, rows, self.sides, heads, dict(facts or {})
+            kind,
+            WeightPhrase(description),
+            edits,
+            self,
+            rows,
+            self.sides,
+            heads,
+            dict(facts or {}),
         )
+
+
+@dataclass(frozen=True)
+class WeightPhrase:
+    """A phrase about a weight that does not contain the weight's title yet.
+
+    Weights with one phrase, and one edit, have one cause, whose sentence lists all their titles.
+
+    Attributes
+    ----------
+    template
+        The phrase; ``{}`` stands for the title. Phrases about no single weight do without.
+
+    Examples
+    --------
+    >>> phrase = WeightPhrase("rows of {} are reversed")
+    >>> phrase.about("q_proj, k_proj")
+    'rows of q_proj, k_proj are reversed'
+    >>> phrase.about_part("query")
+    WeightPhrase(template='rows of the query part of {} are reversed')
+    """
+
+    template: str
+
+    def about(self, title: str) -> str:
+        """Return the phrase with a title in its place."""
+        return self.template.replace("{}", title)
+
+    def about_part(self, role: object) -> WeightPhrase:
+        """Return the phrase about one part of a fused weight, whose title is still open."""
+        return WeightPhrase(self.about(f"the {role} part of {{}}"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,8 +385,8 @@ class WeightFinding:
     ----------
     kind
         The cause.
-    description
-        What happened, in a phrase; braces stand for the weight's name.
+    phrase
+        What happened.
     edits
         By the name of a tensor, as matrices and vectors in the orientation of ``nn.Linear``.
     pair
@@ -357,7 +396,7 @@ class WeightFinding:
     sides, heads
         The sides and heads that it concerns.
     facts
-        Numbers behind the description, by name.
+        Numbers behind the phrase, by name.
     swapped
         Tensors that hold each other's numbers: the source of each target.
     recuts
@@ -365,7 +404,7 @@ class WeightFinding:
     """
 
     kind: Kind
-    description: str
+    phrase: WeightPhrase
     edits: Mapping[str, Edit] = field(repr=False)
     pair: WeightPair = field(repr=False)
     rows: np.ndarray | None = field(default=None, repr=False)

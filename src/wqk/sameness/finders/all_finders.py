@@ -34,7 +34,7 @@ from wqk.sameness.finders.tensors import (
 from wqk.sameness.finders.vectors import find_vector
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.weight_pairs import WeightFinding, WeightPair
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair, WeightPhrase
 
 
 def find_in_parts(pair: WeightPair) -> WeightFinding | None:
@@ -73,7 +73,7 @@ def _findings_of_parts(pair: WeightPair) -> list[WeightFinding]:
 
 def _joined_parts(pair: WeightPair, findings: Sequence[WeightFinding]) -> WeightFinding | None:
     """Join the findings of parts; None if the rows of a part do not lie at equal distances."""
-    descriptions: list[str] = []
+    templates: list[str] = []
     edits: dict[str, Edit] = {}
     for finding in findings:
         part = finding.pair
@@ -82,14 +82,15 @@ def _joined_parts(pair: WeightPair, findings: Sequence[WeightFinding]) -> Weight
         rows = Stretches.of(part.rows)
         if not np.array_equal(rows.indices, part.rows):
             return None
-        descriptions.append(finding.description.replace("{}", f"the {part.role} part of {{}}"))
+        templates.append(finding.phrase.about_part(part.role).template)
         for name, edit in finding.edits.items():
             within = Within(0, rows, edit)
             edits[name] = Then(edits[name], within) if name in edits else within
     kinds = {finding.kind for finding in findings}
     kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
     heads = findings[0].heads if len(findings) == 1 else ()
-    return WeightFinding(kind, "; ".join(descriptions), edits, pair, None, pair.sides, heads)
+    phrase = WeightPhrase("; ".join(templates))
+    return WeightFinding(kind, phrase, edits, pair, None, pair.sides, heads)
 
 
 def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bool:
@@ -97,11 +98,11 @@ def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bo
 
     Parts that are stored transposed are not: the whole has another shape.
     """
-    changes: set[tuple[Kind, str, str]] = set()
+    changes: set[tuple[Kind, WeightPhrase, str]] = set()
     for finding in findings:
         if finding.kind is not Kind.TRANSPOSED:
             code = finding.edits[pair.name].code()
-            changes.add((finding.kind, finding.description, code))
+            changes.add((finding.kind, finding.phrase, code))
     return len(changes) == 1 and len(pair.parts) == len(findings) > 1
 
 

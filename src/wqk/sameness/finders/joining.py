@@ -1,11 +1,11 @@
-"""Findings of several weights that are one cause: moved heads, exchanged scales, one description.
+"""Findings of several weights that are one cause: moved heads, exchanged scales, one phrase.
 
 Axes: H query heads, G key heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from wqk.sameness.finders.tensors import JOINED
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import whole_heads
 from wqk.sameness.tolerances import SAME_FACTOR
-from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair
+from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightPhrase
 
 
 def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> list[WeightFinding]:
@@ -36,13 +36,13 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
     findings = _with_moved_gains(findings)
     moved_heads = _findings_of_moved_heads(findings)
     causes = [_moved_heads(moved_heads)] if moved_heads else []
-    by_cause: dict[tuple[str, ...], list[WeightFinding]] = {}
+    by_cause: dict[tuple[Hashable, ...], list[WeightFinding]] = {}
     for finding in findings:
         if not any(finding is moved for moved in moved_heads.values()):
             codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
             if finding.kind is Kind.ADAPTER:
                 codes.clear()  # outputs have the transposed product of the same merge
-            key = (finding.kind, finding.description, *codes, *finding.swapped)
+            key = (finding.kind, finding.phrase, *codes, *finding.swapped)
             by_cause.setdefault(key, []).append(finding)
     names_of_sides = {pair.name for pair in pairs if pair.is_side}
     for members in by_cause.values():
@@ -92,7 +92,7 @@ def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None
     factors_in_words = ", ".join(f"{factor:.4g}" for factor in factors)
     return replace(
         next(iter(scaled.values())),
-        description=(
+        phrase=WeightPhrase(
             f"{titles}: scaled by {factors_in_words}, whose product is 1: scales have changed "
             "places"
         ),
@@ -111,7 +111,7 @@ def _all_edits(findings: Sequence[WeightFinding]) -> dict[str, Edit]:
 
 
 def _merged(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFinding:
-    """Merge findings of one description.
+    """Merge findings of one phrase.
 
     ``has_two_sides`` is whether queries and keys are stored apart; a finding of one is then named.
     """
@@ -123,13 +123,13 @@ def _merged(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFin
         sides |= dict.fromkeys(finding.sides)
         titles[finding.pair.title] = None
         swapped |= finding.swapped
-    description = first.description.replace("{}", ", ".join(titles))
+    description = first.phrase.about(", ".join(titles))
     is_order = first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS)
     if has_two_sides and len(sides) == 1 and is_order:
         description += f", in the {next(iter(sides))} weights alone"
     return replace(
         first,
-        description=description,
+        phrase=WeightPhrase(description),
         sides=tuple(sides),
         edits=_all_edits(findings),
         swapped=swapped,
@@ -172,7 +172,7 @@ def _moved_heads(findings: Mapping[str, WeightFinding]) -> WeightFinding:
     return replace(
         first,
         kind=cause.verdict,
-        description=cause.reason,
+        phrase=WeightPhrase(cause.reason),
         edits=_all_edits([*findings.values()]),
         sides=tuple(findings),
         heads=cause.heads,

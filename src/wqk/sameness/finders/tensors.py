@@ -14,7 +14,7 @@ from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import name_in_fused
 from wqk.sameness.repairs import Recut
 from wqk.sameness.tolerances import SCREENED
-from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, short
+from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightPhrase, short
 
 # The sides of a fused weight, in the order in which they are joined.
 JOINED = ("query", "key", "value")
@@ -117,7 +117,7 @@ def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]
             swapped |= {names[0]: names[1], names[1]: names[0]}
             description += " with their biases"
     scored = tuple(side for side in SCORED if side in sides)
-    return WeightFinding(kind, description, {}, pair, sides=scored, swapped=swapped)
+    return WeightFinding(kind, WeightPhrase(description), {}, pair, sides=scored, swapped=swapped)
 
 
 def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
@@ -137,8 +137,8 @@ def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
     name = name_in_fused(rows, by_group=False, sizes=first.sizes)
     if name is None:
         edits: dict[str, Edit] = {pair.name: Take() for pair in weights}
-        description = f"rows of queries, keys and values lie among each other {UNORDERED}"
-        return WeightFinding(Kind.FUSED, description, edits, first, sides=SCORED)
+        phrase = WeightPhrase(f"rows of queries, keys and values lie among each other {UNORDERED}")
+        return WeightFinding(Kind.FUSED, phrase, edits, first, sides=SCORED)
     assert isinstance(name.edit, Permute)
     axis = 1 if _is_stored_turned(first) else 0
     names = tuple(pair.name for pair in weights)
@@ -147,8 +147,10 @@ def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
     if len(biases) == len(weights) and not any(bias.right for bias in biases):
         names_of_biases = tuple(bias.name for bias in biases)
         recuts.append(Recut(names_of_biases, lengths, name.edit.order))
-    description = f"queries, keys and values are cut from one weight whose rows {name.description}"
-    return WeightFinding(Kind.FUSED, description, {}, first, sides=SCORED, recuts=tuple(recuts))
+    phrase = WeightPhrase(
+        f"queries, keys and values are cut from one weight whose rows {name.description}"
+    )
+    return WeightFinding(Kind.FUSED, phrase, {}, first, sides=SCORED, recuts=tuple(recuts))
 
 
 def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:
