@@ -628,20 +628,30 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return _scaled(whole, _half(blocks, 208) * blocks[:, 192:208].view(np.int8))
 
 
-# Twice the values of 4-bit floats, by code: scales are halved.
+# Twice the values of 4-bit floats (a sign, two bits of exponent, one of mantissa), by code.
 DOUBLED_FLOAT4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
 def _nvfp4(blocks: np.ndarray) -> np.ndarray:
     """Four scales, then four sub-blocks of 16 values: the low halves of 8 bytes, then the high."""
-    stored = blocks[:, :4]
-    exponents, mantissas = (stored >> 3 & 15).astype(np.int32), (stored & 7).astype(np.float32)
+    scales = _unsigned_float8(blocks[:, :4])
+    pairs_of_codes = blocks[:, 4:].reshape(len(blocks), 4, 8)
+    codes = np.concatenate([pairs_of_codes & 0xF, pairs_of_codes >> 4], axis=-1)
+    return _scaled(DOUBLED_FLOAT4[codes], scales / 2)
+
+
+def _unsigned_float8(stored: np.ndarray) -> np.ndarray:
+    """Values of 8-bit floats without a sign: four bits of exponent (bias 7), three of mantissa.
+
+    ggml reads the code of NaN, 0x7F, as 0, and ignores the highest bit.
+    """
+    exponents = (stored >> 3 & 0xF).astype(np.int32)
+    mantissas = (stored & 7).astype(np.float32)
     normal = np.ldexp(1 + mantissas / 8, exponents - 7)
-    scales = np.where(exponents == 0, np.ldexp(mantissas, -9), normal) / 2
-    scales[stored == 0x7F] = 0
-    halves = blocks[:, 4:].reshape(len(blocks), 4, 8)
-    codes = np.concatenate([halves & 15, halves >> 4], axis=-1)
-    return _scaled(DOUBLED_FLOAT4[codes], scales.astype(np.float32))
+    subnormal = np.ldexp(mantissas, -9)
+    values = np.where(exponents == 0, subnormal, normal).astype(np.float32)
+    values[stored == 0x7F] = 0
+    return values
 
 
 def _q1_0(blocks: np.ndarray) -> np.ndarray:

@@ -296,20 +296,21 @@ def form_difference(block: Block, application: Application | None) -> float | No
     products = tuple(application.products(block.plan.query.heads))
     if block.plan.rule.joint:
         products = tuple(_parts_of(products, x, y))
-    differences = [
-        product_difference(expected, product)
-        for last in {product.shape[-1] for product in products}
-        for expected in _expected(block, x, y, last)
-        for product in _of_size(products, expected, len(x))
-    ]
+    differences: list[float] = []
+    for key_count in {product.shape[-1] for product in products}:
+        for expected in _expected_products(block, x, y, key_count):
+            for product in _of_size(products, expected, len(x)):
+                differences.append(product_difference(expected, product))
     is_part = block.plan.rule.partial and not block.plan.rule.whole_score
     if is_part or beyond(block.plan, y.shape[1]):
         differences = [difference for difference in differences if difference < ALIKE]
-    telling = [difference for difference in differences if difference == difference]
-    # A product that is noise may be that of these queries and keys.
-    if telling and (len(telling) == len(differences) or min(telling) < ALIKE):
-        return min(telling)
-    return None
+    measured = [difference for difference in differences if not math.isnan(difference)]
+    # A product that is noise may be that of these queries and keys: then only a product that
+    # agrees with the form decides.
+    has_noise = len(measured) < len(differences)
+    if not measured or (has_noise and min(measured) >= ALIKE):
+        return None
+    return min(measured)
 
 
 def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
@@ -322,19 +323,32 @@ def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> I
                 yield product[..., rows, columns]
 
 
-def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
-    """Yield the forms' products (B, H, I, J) of inputs with this many keys."""
+def _expected_products(
+    block: Block, x: np.ndarray, y: np.ndarray, key_count: int
+) -> Iterator[np.ndarray]:
+    """Yield the forms' products (B, H, I, J) of inputs, for J = ``key_count`` keys in each text.
+
+    The module may have split or joined the texts of its input, so the batch B follows from J. The
+    second product, if there is one, is that of inputs with the tokens before the texts, (N, B, D).
+    Nothing is yielded if widths do not fit, or if the texts cannot all have J keys.
+    """
     query_width, key_width = block.groups.widths
     x, y = _with_tokens_first(x, query_width), _with_tokens_first(y, key_width)
     if x.shape[-1] != query_width or y.shape[-1] != key_width:
         return
-    texts, is_uneven = divmod(y.size // key_width, keys)
-    if is_uneven or (x.size // query_width) % texts:
+    query_tokens, key_tokens = x.size // query_width, y.size // key_width
+    texts = key_tokens // key_count
+    if key_tokens % key_count or query_tokens % texts:
         return
-    yield block.products(x.reshape(texts, -1, query_width), y.reshape(texts, -1, key_width))
+
+    def products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        queries = x.reshape(texts, -1, query_width)
+        keys = y.reshape(texts, -1, key_width)
+        return block.products(queries, keys)
+
+    yield products(x, y)
     if x.ndim == y.ndim == 3 and 1 not in x.shape[:2]:
-        x, y = x.swapaxes(0, 1), y.swapaxes(0, 1)
-        yield block.products(x.reshape(texts, -1, query_width), y.reshape(texts, -1, key_width))
+        yield products(x.swapaxes(0, 1), y.swapaxes(0, 1))
 
 
 def _with_tokens_first(states: np.ndarray, width: int) -> np.ndarray:

@@ -88,12 +88,13 @@ def cosines(rows: np.ndarray, others: np.ndarray, places: np.ndarray | None = No
         places = np.arange(len(others))
 
     def cosines_in(stretch: slice) -> np.ndarray:
-        a, b = rows[stretch], others[places[stretch]]
-        products = np.abs(np.einsum("nd,nd->n", a, b))
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        are_zero = ~(a.any(axis=1) | b.any(axis=1))
-        divisors = np.where(norms > 0, norms, 1)
-        return np.where(are_zero, 1, products / divisors)
+        x, y = rows[stretch], others[places[stretch]]
+        products = np.abs(np.einsum("nd,nd->n", x, y))
+        products_of_norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+        # Also where only the product of the norms underflows to 0.
+        divisors = np.where(products_of_norms > 0, products_of_norms, 1)
+        both_are_zero = ~x.any(axis=1) & ~y.any(axis=1)
+        return np.where(both_are_zero, 1, products / divisors)
 
     return _by_stretches(cosines_in, len(rows), float, in_threads=rows.size > MANY)
 

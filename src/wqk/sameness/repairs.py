@@ -17,7 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from wqk.sameness.edits import Edit, Order, Take
 
@@ -340,14 +340,39 @@ def quoted(text: str) -> str:
     return f'"{literal[1:-1]}"'
 
 
+StepType = TypeVar("StepType", bound=Step)
+
+
 def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Join changes of several tensors by one edit; settings come first, each once."""
-    steps = [*steps]
-    settings = {step.code(): step for step in steps if isinstance(step, Setting)}
-    renumbered = {step.code(): step for step in steps if isinstance(step, Renumber)}
-    moves = {move.code(): move for step in steps for move in _moves(step)}
-    first: list[Step] = [*settings.values(), *renumbered.values()]
-    return (*first, *_looped(moves.values()), *_joined_changes(steps))
+    """Merge the steps of several causes into a shorter program of the same effect.
+
+    Equal steps are kept once. The order is: settings, new numbers of layers, tensors that move (in
+    loops over layers), and one change for each edit, of all tensors with this edit.
+    """
+    settings: list[Setting] = []
+    renumberings: list[Renumber] = []
+    moves: list[Exchange | Recut] = []
+    changes: list[Change] = []
+    for step in steps:
+        if isinstance(step, Setting):
+            settings.append(step)
+        elif isinstance(step, Renumber):
+            renumberings.append(step)
+        elif isinstance(step, Change):
+            changes.append(step)
+        else:
+            moves += _moves(step)
+    return (
+        *_each_once(settings),
+        *_each_once(renumberings),
+        *_looped(_each_once(moves)),
+        *_joined_changes(changes),
+    )
+
+
+def _each_once(steps: Iterable[StepType]) -> list[StepType]:
+    """Return steps without repetitions: steps that print the same lines are equal."""
+    return list({step.code(): step for step in steps}.values())
 
 
 def _moves(step: Step) -> list[Exchange | Recut]:
@@ -361,39 +386,54 @@ def _moves(step: Step) -> list[Exchange | Recut]:
     return []
 
 
-def _joined_changes(steps: Iterable[Step]) -> list[Change]:
+def _joined_changes(changes: Iterable[Change]) -> list[Change]:
     """Return one change for each edit, with all tensors that have this edit."""
     edits: dict[str, Edit] = {}
     names_by_code: dict[str, dict[str, None]] = {}
-    for step in steps:
-        if isinstance(step, Change):
-            code = step.edit.code()
-            edits.setdefault(code, step.edit)
-            names_by_code.setdefault(code, {}).update(dict.fromkeys(step.names))
+    for change in changes:
+        code = change.edit.code()
+        edits.setdefault(code, change.edit)
+        names_by_code.setdefault(code, {}).update(dict.fromkeys(change.names))
     return [Change(tuple(names), edits[code]) for code, names in names_by_code.items()]
 
 
 def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
-    """Join equal steps of several layers into one that is repeated for each."""
+    """Join equal steps of several layers into one that is repeated for each.
+
+    Steps that cannot be joined come first.
+    """
     layers_by_code: dict[str, list[int]] = {}
     templates: dict[str, Exchange | Recut] = {}
     alone: list[Step] = []
     for step in steps:
-        numbers = {match[0] for name in step.edited for match in LAYER.finditer(name)}
-        counts = {len(LAYER.findall(name)) for name in step.edited}
-        is_plain = all(map(_can_be_template, step.edited))
-        if len(numbers) != 1 or counts != {1} or not is_plain:
+        layer = _only_layer(step.edited)
+        if layer is None:
             alone.append(step)
             continue
         template = step.renamed(lambda name: Template(LAYER.sub("{layer}", name)))
         code = template.code()
         templates.setdefault(code, template)
-        layers_by_code.setdefault(code, []).append(int(numbers.pop()))
+        layers_by_code.setdefault(code, []).append(layer)
     looped: list[Step] = []
     for code, layers in layers_by_code.items():
         repeated = ForLayers(tuple(layers), templates[code])
         looped += [repeated] if len(layers) > 1 else repeated.singles
     return [*alone, *looped]
+
+
+def _only_layer(names: Iterable[str]) -> int | None:
+    """Return the layer in which all tensors lie.
+
+    None if they lie in several, or if a name contains more than one number, or cannot be a template
+    for the names in other layers.
+    """
+    layers: set[int] = set()
+    for name in names:
+        numbers = LAYER.findall(name)
+        if len(numbers) != 1 or not _can_be_template(name):
+            return None
+        layers.add(int(numbers[0]))
+    return layers.pop() if len(layers) == 1 else None
 
 
 def program(steps: Sequence[Step]) -> str:

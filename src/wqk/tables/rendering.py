@@ -513,11 +513,7 @@ def plot_table(table: ScoreRows, view: Literal["layers", "heads", "models"] | No
 
 
 def _model_boxes(table: ScoreRows) -> Figure:
-    """Draw a box for each model, models downward.
-
-    Boxes reach from quartile to quartile over the layers, with a mark at the median; lines reach to
-    the smallest and the largest layer.
-    """
+    """Draw a horizontal box for each model and score, models downward; colors by stack."""
     from matplotlib.patches import Patch
 
     names, rows_of_models = zip(*_models(table.frame), strict=True)
@@ -526,32 +522,51 @@ def _model_boxes(table: ScoreRows) -> Figure:
     figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(names))
     axes = figure.subplots(1, len(SCORE_LABELS), sharey=True)
     for axis, (score, title) in zip(axes, SCORE_LABELS.items(), strict=True):
-        for line, (stack, rows) in enumerate(zip(stacks, rows_of_models, strict=True)):
-            _box(axis, line, rows[score], color_of[stack])
-        axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
+        for place, (stack, rows) in enumerate(zip(stacks, rows_of_models, strict=True)):
+            _box(axis, place, rows[score], color_of[stack])
         axis.set(title=title, xlabel="over layers")
-        axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
-        axis.tick_params(axis="y", length=0)
-    symmetry_axis, directionality_axis = axes
-    symmetries = table.frame["symmetry"].drop_nulls().drop_nans().to_list()
-    left_end = max(-1.0, min(0.0, *symmetries) - 0.05)
-    symmetry_axis.set(xlim=(left_end, 1), ylim=(len(names) - 0.5, -0.5))
-    symmetry_axis.set_yticks(range(len(names)), names, fontsize=6.5)
-    directionality_axis.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
+    _finish_axes_of_boxes(axes, names, table.frame["symmetry"])
     handles = [Patch(color=color, label=stack) for stack, color in color_of.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
 
 
-def _box(axis: Axes, line: int, scores: pl.Series, color: str) -> None:
-    """Draw the quartiles of scores as a box, their median as a mark, and their range as a line."""
+def _box(axis: Axes, place: int, scores: pl.Series, color: str) -> None:
+    """Draw the scores of a model's layers at a place of the vertical axis.
+
+    The box reaches from quartile to quartile, with a mark at the median; the line reaches from the
+    smallest score to the largest.
+    """
     values = scores.drop_nulls().drop_nans().to_numpy()
     if not len(values):
         return
-    lowest, first, median, third, highest = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
-    axis.hlines(line, lowest, highest, color=color, linewidth=0.9)
-    axis.barh(line, third - first, left=first, height=0.62, color=color, alpha=0.55, linewidth=0)
-    axis.plot(median, line, "|", color=color, markersize=7, markeredgewidth=1.6)
+    smallest, first_quartile, median, third_quartile, largest = np.quantile(
+        values, [0, 0.25, 0.5, 0.75, 1]
+    )
+    axis.hlines(place, smallest, largest, color=color, linewidth=0.9)
+    axis.barh(
+        place,
+        third_quartile - first_quartile,
+        left=first_quartile,
+        height=0.62,
+        color=color,
+        alpha=0.55,
+        linewidth=0,
+    )
+    axis.plot(median, place, "|", color=color, markersize=7, markeredgewidth=1.6)
+
+
+def _finish_axes_of_boxes(axes: Sequence[Axes], names: Sequence[str], symmetry: pl.Series) -> None:
+    """Set the limits of the axes, of symmetry and of directionality, and name the models."""
+    for axis in axes:
+        axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
+        axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
+        axis.tick_params(axis="y", length=0)
+    symmetry_axis, directionality_axis = axes
+    smallest = min([0.0, *symmetry.drop_nulls().drop_nans()])
+    symmetry_axis.set(xlim=(max(-1.0, smallest - 0.05), 1), ylim=(len(names) - 0.5, -0.5))
+    symmetry_axis.set_yticks(range(len(names)), names, fontsize=6.5)
+    directionality_axis.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
 
 
 def _layer_curves(table: ScoreRows) -> Figure:

@@ -94,8 +94,9 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
         )
     frames = []
     for rows in (_published_rows(), own_rows):
-        belongs = [_belongs(figure, row, rows) for row in rows.iter_rows(named=True)]
-        frames.append(rows.filter(belongs))
+        figures = {model: _figures_of(model, rows) for model in rows["model"].unique()}
+        shown = [model for model, names in figures.items() if figure in names]
+        frames.append(rows.filter(pl.col("model").is_in(shown)))
     return pl.concat(frames)
 
 
@@ -166,14 +167,19 @@ def _whole_models(table: ScoreTable) -> ScoreTable:
     return table.filter(~pl.col("checkpoint").is_in(alone["checkpoint"].implode()))
 
 
-def _belongs(figure: str, row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
-    """Return whether a figure contains one of these rows."""
-    name = last_part(row["model"]).lower()
-    sets = [set_name for set_name in model_sets() if name in _names(set_name)]
-    stacks = rows.filter(model=row["model"])["stack"].n_unique()
-    if SETS["s2"][0] in sets or (not sets and stacks > 1):
-        return figure == "s2"
-    return figure != "s2" and (not sets or any(set_name in sets for set_name in SETS[figure]))
+def _figures_of(model: str, rows: pl.DataFrame) -> list[str]:
+    """Return the figures that show a model, by the paper's sets that contain the model.
+
+    A model of no set is shown by the number of its stacks in ``rows``.
+    """
+    name = last_part(model).lower()
+    sets = {set_name for set_name in model_sets() if name in _names(set_name)}
+    if not sets:
+        has_both_stacks = rows.filter(model=model)["stack"].n_unique() > 1
+        return ["s2"] if has_both_stacks else ["fig2", "s1"]
+    if not sets.isdisjoint(SETS["s2"]):
+        return ["s2"]
+    return [figure for figure, of_figure in SETS.items() if not sets.isdisjoint(of_figure)]
 
 
 @cache
