@@ -390,7 +390,7 @@ SHOWN_PARTS = (
 
 # Models that were measured along training, and the steps that only their table shows.
 ALONG_TRAINING = ("rerun-wikipedia-encoder", "rerun-wikipedia-decoder")
-STEPS_ALONG = (200, 800)
+STEPS_ALONG = (0, 200, 800)
 LEAST_EXPLAINED = 0.05  # nats
 
 

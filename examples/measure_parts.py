@@ -40,6 +40,10 @@ COLUMNS = (
     "control_size",
 )
 
+# If all scores explain less than this (nats), slopes over the explained loss are noise. They are
+# left out.
+LEAST_EXPLAINED = 0.01
+
 
 def main() -> None:
     """Measure the runs that the table lacks, and append their lines."""
@@ -128,7 +132,8 @@ def rows_of(measured: Parts, symmetry: dict[Any, float], *, by_layer: bool) -> l
     everywhere = measured.shares.filter(pl.col("layer").is_null())
     losses = dict(everywhere.select("part", "loss").iter_rows())
     explained = losses["none"] - losses["whole"]
-    for slope in measured.slopes.iter_rows(named=True):
+    slopes = measured.slopes if explained > LEAST_EXPLAINED else measured.slopes.clear()
+    for slope in slopes.iter_rows(named=True):
         row = {"part": slope["direction"]}
         for name in ("derivative", "curvature"):
             row[name] = None if slope[name] is None else slope[name] / explained
