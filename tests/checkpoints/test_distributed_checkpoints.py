@@ -395,7 +395,7 @@ def test_nothing_in_the_description_is_executed(
         ({"relative_path": "../secret"}, "outside of the folder"),
         ({"relative_path": "/etc/passwd"}, "outside of the folder"),
         ({"relative_path": "__9_0.distcp"}, "__9_0.distcp, which is missing"),
-        ({"offset": -1}, "that is not a whole number"),
+        ({"offset": -1}, "'a' has a shape or offset that is not a whole number"),
         ({"offset": 2**40}, "beyond the file: truncated"),
         ({"length": 2**62}, "beyond the file: truncated"),
         ({"transform_descriptors": ["zstd"]}, "is compressed"),

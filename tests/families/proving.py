@@ -27,10 +27,10 @@ from wqk.families import AttentionPlan, Norm, find_family
 from wqk.live.recording import recording, require_records
 from wqk.live.running import (
     PADDING_MASKS,
-    _load_model,
-    _models,
     double_precision,
     inputs_of,
+    load_model,
+    models_within,
 )
 from wqk.live.verification import verify
 
@@ -162,7 +162,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
     with double_precision(), torch.no_grad(), ExitStack() as stack:
-        model = _load_model(folder, checkpoint, find_family(checkpoint), {})
+        model = load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
         records = stack.enter_context(recording(model, plans, plans))
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
@@ -173,7 +173,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
         for name, module in model.named_modules():
             if epsilon_of(module) is not None and hasattr(module, "weight"):
                 module.register_forward_hook(partial(_put_out, name=name, outputs=outputs_by_name))
-        for prefix, part in _models(model):
+        for prefix, part in models_within(model):
             own_attention = [
                 r for p, r in zip(plans, records, strict=True) if p.query.tensor.startswith(prefix)
             ]

@@ -22,7 +22,7 @@ import wqk
 from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
 from wqk.live.held_out import choose
 from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, ScorePart, ScorePlace, mixed
-from wqk.live.parts import _PartLosses, share_kept
+from wqk.live.parts import share_kept
 from wqk.live.reflections import InputRoots, involution
 
 N = 7
@@ -391,41 +391,36 @@ def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
     assert "of the random mirror M by layer (decoder): 1.0" in repr(measured)
 
 
-class PlantedSizes:
-    """A mixer whose controls have planted sizes, by layer and by the share of small moments."""
-
-    def __init__(self, sizes: dict[int, dict[float, float]]) -> None:
-        self.sizes = sizes
-        self.least_moments = dict.fromkeys(sizes, 1e-6)
-
-    def measure_inputs(self, run: Any) -> None:
-        """Nothing is measured."""
-
-    def raise_moments(self, stack: str, least_moments: dict[int, float]) -> None:
-        self.least_moments |= least_moments
-
-    def control_sizes(self, run: Any, stack: str, number: int) -> dict[int, float]:
-        return {layer: sizes[self.least_moments[layer]] for layer, sizes in self.sizes.items()}
-
-
 def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that is near enough with the first share keeps it; another comes back from a worse."""
+    """One that is near enough with the first share keeps it; another comes back from a worse.
+
+    Sizes of controls are planted, by layer and by the share of small moments.
+    """
     monkeypatch.setattr("wqk.live.parts.LEAST_MOMENTS", (1e-6, 1e-5, 1e-4, 1e-3))
-    mixer = PlantedSizes(
-        {
-            0: {1e-6: 3.6, 1e-5: 2.0, 1e-4: 1.1, 1e-3: 0.4},
-            1: {1e-6: 1.4, 1e-5: 1.0, 1e-4: 0.9, 1e-3: 0.5},
-            2: {1e-6: 0.6, 1e-5: 0.5, 1e-4: 0.3, 1e-3: 0.1},
-        }
-    )
-    measurement = object.__new__(_PartLosses)
-    measurement.mixer, measurement.total = mixer, 0  # type: ignore[assignment]
-    measurement.measure_controls(["encoder"], 2)
-    assert measurement.control_size["size"].to_list() == pytest.approx([1.1, 1.4, 0.6])
-    assert measurement.control_size["least_moment"].to_list() == [1e-4, 1e-6, 1e-6]
-    assert mixer.least_moments == {0: 1e-4, 1: 1e-6, 2: 1e-6}
+    sizes = {
+        0: {1e-6: 3.6, 1e-5: 2.0, 1e-4: 1.1, 1e-3: 0.4},
+        1: {1e-6: 1.4, 1e-5: 1.0, 1e-4: 0.9, 1e-3: 0.5},
+        2: {1e-6: 0.6, 1e-5: 0.5, 1e-4: 0.3, 1e-3: 0.1},
+    }
+    least_moments = dict.fromkeys(sizes, 1e-6)
+
+    def raise_moments(_: Mixer, stack: str, raised: dict[int, float]) -> None:
+        least_moments.update(raised)
+
+    def control_sizes(*_: object) -> dict[int, float]:
+        return {layer: by_moment[least_moments[layer]] for layer, by_moment in sizes.items()}
+
+    monkeypatch.setattr(Mixer, "raise_moments", raise_moments)
+    monkeypatch.setattr(Mixer, "control_sizes", control_sizes)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, n_positions=32, **COMMON)
+    model = transformers.GPT2LMHeadModel(config)
+    measured = wqk.parts(model, tokens=rising(32, 999)).control_size
+    assert measured["size"].to_list() == pytest.approx([1.1, 1.4, 0.6])
+    assert measured["least_moment"].to_list() == [1e-4, 1e-6, 1e-6]
+    assert least_moments == {0: 1e-4, 1: 1e-6, 2: 1e-6}
 
 
 def test_a_control_that_turns_weights_away_from_inputs_is_refused(

@@ -261,7 +261,7 @@ def run(
     known = load_family(family) if family else find_family(checkpoint)
     with quiet(), double_precision(), flattened(flat):
         try:
-            model = _load_model(ref, checkpoint, known, hub, adapter)
+            model = load_model(ref, checkpoint, known, hub, adapter)
             if text is not None and tokens is None:
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
                 tokens = tokenizer(text)["input_ids"]
@@ -398,7 +398,7 @@ def _run_all(
     import torch
 
     failures, reasons = [], []
-    for prefix, part in _models(model):
+    for prefix, part in models_within(model):
         records_within = [record for tensor, record in blocks if tensor.startswith(prefix)]
         if not records_within or any(records_within):
             continue
@@ -418,7 +418,7 @@ def _run_all(
     return reasons
 
 
-def _models(model: Any) -> Iterator[tuple[str, Any]]:
+def models_within(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the model, then the `transformers` models in it, with prefixes of parameters."""
     from transformers import PreTrainedModel
 
@@ -479,7 +479,7 @@ def double_precision() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def _load_model(
+def load_model(
     ref: Any,
     checkpoint: Checkpoint,
     family: Family,
