@@ -47,6 +47,7 @@ SHARED = {
     "_console",
     "_files",
     "_style",
+    "_synonyms",
     "_typing",
     "_version",
 }
@@ -232,7 +233,7 @@ def test_the_namespace_is_the_public_list() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("load", "wqk.open(ref)?"),
+        ("read", "wqk.open(ref)?"),
         ("compare", "wqk.same(reference, candidate), or wqk.diff(reference, candidate)?"),
         ("track", "wqk.watch(run, out=folder)?"),
         ("symmetry_score", "wqk.symmetry(query, key)?"),

@@ -64,6 +64,15 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
     model, batch, tokens = desk.model, desk.batch, desk.tokens
     a, b, x = desk.a, desk.b, desk.x
     return {
+        "heads of every layer": [lambda: model.n_heads, lambda: model[0].head_count],
+        "the most symmetric layers": [
+            lambda: wqk.scan(ref).sort_values("symmetry", ascending=False).head(3)
+        ],
+        "one layer's rows": [lambda: wqk.scan(ref).query("layer == 2")],
+        "a CSV file": [lambda: wqk.scan(ref).to_csv("a.csv")],
+        "a LaTeX table": [lambda: wqk.scan(ref).to_latex()],
+        "one curve": [lambda: wqk.scan(ref).plot(y="symmetry")],
+        "the p value": [lambda: wqk.kin(ref, other_ref).p_value],
         "open a model": [lambda: wqk.open(ref), lambda: wqk.load(ref)],
         "open a live module": [lambda: wqk.open(net), lambda: wqk.Model(net)],
         "number of layers": [lambda: len(model), lambda: model.n_layers],
@@ -307,9 +316,23 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.scan({"model": net.state_dict()}), CheckpointError, "under 'model'"),
         Mistake(lambda: wqk.open(str(ref)[:-2] + "r"), CheckpointError, "did you mean"),
         Mistake(lambda: wqk.same(ref, other_ref).reasons, AttributeError, "did you mean 'causes'"),
-        Mistake(lambda: wqk.scan(ref).sort_values, AttributeError, 'frame.sort("symmetry"'),
-        Mistake(lambda: wqk.scan(ref).groupby, AttributeError, "'to_pandas().groupby'"),
-        Mistake(lambda: wqk.explain(ref).to_csv, AttributeError, "frame.write_csv("),
+        Mistake(lambda: wqk.scan(ref).loc, AttributeError, "'table[layer, head]'"),
+        Mistake(lambda: wqk.scan(ref).to_csv("a.txt"), TableError, "expected the ending .csv"),
+        Mistake(lambda: wqk.scan(ref).to_csv(index=True), TableError, "has no index"),
+        Mistake(lambda: wqk.scan(ref).plot(y="rank"), TableError, "the score is one of symmetry"),
+        Mistake(lambda: wqk.scan(ref).plot(kind="bar"), TypeError, 'table.plot(y="symmetry")'),
+        Mistake(
+            lambda: wqk.initialize_(net), TypeError, 'wqk.initialize_(model, "symmetric"), or "ind'
+        ),
+        Mistake(
+            lambda: wqk.clip_(net, batch=batch),
+            TypeError,
+            "wqk.clip_(model, limit, wqk.logits(model, batch))",
+        ),
+        Mistake(lambda: wqk.survey([ref, other_ref]), TypeError, "wqk.survey(refs, out=folder)"),
+        Mistake(lambda: wqk.tokens(net), TypeError, "expected wqk.tokens(ref, layer, head)"),
+        Mistake(lambda: wqk.tokens(net, 0, 1, tops=3), TypeError, "did you mean 'top'?"),
+        Mistake(lambda: model[0, 1].symmetric_part(), TypeError, "has no parentheses"),
         Mistake(lambda: wqk.same(ref, ref).explain, AttributeError, "did you mean 'causes'"),
         Mistake(lambda: wqk.explain(ref).bytes, AttributeError, "did you mean 'bytes_to_read'"),
         Mistake(lambda: wqk.scan(ref, layers=0), CheckpointError, "such as layers=[0, -1]; got 0"),

@@ -6,8 +6,9 @@ starts at once, and small tasks load no heavy libraries.
 
 from wqk import errors
 from wqk._guesses import CALLS
+from wqk._synonyms import FUNCTIONS
 
 # Commands whose functions have another name.
 COMMAND_NAMES = {"report": "write_report", "tokens": "match_tokens"}
 
-__getattr__, __dir__, __all__ = errors.public(__name__, __file__, COMMAND_NAMES, CALLS)
+__getattr__, __dir__, __all__ = errors.public(__name__, __file__, COMMAND_NAMES, CALLS, FUNCTIONS)

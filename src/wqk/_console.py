@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from wqk.errors import Advising, WqkError
+from wqk._files import check_output, write_atomically
+from wqk._typing import FilePath
+from wqk.errors import Advising, TableError, WqkError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -281,16 +285,12 @@ def kind_in_words(kind: str) -> str:
 
 # Attributes of data frames, and the expressions that replace them.
 RESULT_SYNONYMS = {
-    **dict.fromkeys(("data", "df", "rows", "table", "to_frame"), "frame"),
+    **dict.fromkeys(("data", "rows", "table", "to_frame"), "frame"),
     **dict.fromkeys(("message", "summary", "text"), "sentence"),
     "as_dict": "to_dict()",
     "dict": "to_dict()",
     "sort_values": "frame.sort(column, descending=True)",
-    "to_csv": 'frame.write_csv("result.csv")',
-    "to_json": "to_dict()",
-    "to_pandas": "frame.to_pandas()",
     "to_parquet": 'frame.write_parquet("result.parquet")',
-    "to_polars": "frame",
 }
 
 
@@ -325,8 +325,33 @@ class Result(Shown, Advising, synonyms=RESULT_SYNONYMS):
         """Return all values as plain values, for JSON."""
         return _plain_values(self)
 
+    def _to_json(self, path: FilePath | None = None) -> str | None:
+        return json_text(self.to_dict(), path)
+
+    def _to_csv(self, path: FilePath | None = None, *, index: bool = False) -> str | None:
+        from wqk.tables.writers import csv_of_frame
+
+        if index:
+            raise TableError("a result has no index; leave index= out")
+        content = csv_of_frame(self.frame)
+        if path is None:
+            return content.decode()
+        check_output(Path(path), "a table", (".csv",))
+        write_atomically(Path(path), content)
+        return None
+
     def __str__(self) -> str:
         return printable(self.sentence)
+
+
+def json_text(value: Any, path: FilePath | None = None) -> str | None:
+    """Return a value as JSON, or write it to a ``.json`` file."""
+    text = json.dumps(json_value(value), ensure_ascii=False, allow_nan=False)
+    if path is None:
+        return text
+    check_output(Path(path), "JSON", (".json",))
+    write_atomically(Path(path), text.encode())
+    return None
 
 
 def json_value(value: Any) -> Any:

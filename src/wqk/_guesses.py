@@ -279,10 +279,22 @@ OPTION_GUESSES = (
     _option_guess("--xml --junit-xml --junitxml", "--junit"),
     _option_guess("--tsv --table --to-csv", "--csv"),
     _option_guess("--as-json --to-json", "--json"),
+    # The options of verbs that write tables in every format; others have only two formats.
+    _option_guess(
+        "--format -f --fmt --output-format --type",
+        "--details --terms --matrix",
+        "--csv and --json print these formats, and --out FILE.tex, FILE.md, FILE.jsonl or "
+        "FILE.parquet writes others",
+    ),
     _option_guess(
         "--format -f --fmt --output-format --type",
         "--csv --json",
-        "--csv and --json print these formats, and --out FILE.tex or FILE.md writes others",
+        "--csv and --json print these formats, and there is no other",
+    ),
+    _option_guess(
+        "--head",
+        "--details",
+        "--heads scores all heads, and wqk show REF --layer L --head H shows one head",
     ),
     _option_guess(
         "--output --output-file --output-dir --outfile --outdir --save --save-to --write --dest "

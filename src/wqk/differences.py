@@ -18,7 +18,7 @@ from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.factors import FOLDED, PLAIN, lacks_norm
 from wqk.attention.rounding import ROUNDING, rounding_of
-from wqk.errors import CheckpointError, TableError
+from wqk.errors import CheckpointError, TableError, called_as
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import update_measures
 from wqk.forms.kernels import directionalities
@@ -272,6 +272,7 @@ def _farthest_heads(heads: pl.DataFrame, several: bool) -> str:
     return farthest([*zip(heads["moved"], names, strict=True)])
 
 
+@called_as("wqk.diff(reference, candidate)")
 def diff(
     reference: Any,
     candidate: Any,

@@ -26,14 +26,21 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from numbers import Integral
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import lazy_loader  # type: ignore[import-untyped]
 
+from wqk._synonyms import meant_attribute
+
 # Longer messages are shortened, because some quote the content of a hostile file.
 LONGEST_MESSAGE = 500
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WqkError(Exception):
@@ -262,6 +269,7 @@ def public(
     file: str,
     commands: Mapping[str, str],
     calls: Mapping[str, str] | None = None,
+    synonyms: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package with lazy imports.
 
@@ -276,6 +284,8 @@ def public(
         By command, the name of its function, if the two differ.
     calls
         By the name of a similar function in another library, the call that people look for.
+    synonyms
+        Names that are not listed and work, with the public names that they stand for.
     """
     load, _, names = lazy_loader.attach_stub(package, file)
     public_names = sorted({*names, *commands})
@@ -283,12 +293,62 @@ def public(
     def get(name: str) -> Any:
         if name in public_names or name.startswith("_"):
             return load(commands.get(name, name))  # lazy_loader imports it now
+        if name in (synonyms or {}):
+            return get((synonyms or {})[name])
         known_call = (calls or {}).get(name)
         advice = f"; did you mean {known_call}?" if known_call else did_you_mean(name, public_names)
         message = f"module {package!r} has no attribute {name!r}{advice}"
         raise unknown_attribute(message, name)
 
     return get, lambda: public_names, public_names
+
+
+def called_as(call: str) -> Callable[[Function], Function]:
+    """Return a decorator that adds a call that works to the errors of unfit arguments.
+
+    Parameters
+    ----------
+    call
+        A call of the function with the arguments that it needs.
+
+    Examples
+    --------
+    >>> @called_as("wqk.show(ref, layer)")
+    ... def show(ref, layer, *, top=5): ...
+    >>> show("bert")
+    Traceback (most recent call last):
+        ...
+    TypeError: show(): missing a required argument: 'layer'; expected wqk.show(ref, layer)
+    """
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def decorated(*arguments: Any, **options: Any) -> Any:
+            try:
+                return function(*arguments, **options)
+            except TypeError:
+                if problem := _misfit(function, arguments, options):
+                    message = f"{function.__name__}(): {problem}; expected {call}"
+                    raise TypeError(message) from None
+                raise
+
+        return decorated  # type: ignore[return-value]
+
+    return decorate
+
+
+def _misfit(
+    function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]
+) -> str:
+    """Describe the arguments that a function's signature does not accept; nothing if all fit."""
+    parameters = signature(function)
+    try:
+        parameters.bind(*arguments, **options)
+    except TypeError as error:
+        unknown = [name for name in options if name not in parameters.parameters]
+        advice = did_you_mean(unknown[0], parameters.parameters) if unknown else ""
+        return f"{error}{advice}"
+    return ""
 
 
 class _WithoutAttributes:
@@ -323,6 +383,8 @@ class Advising:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            if meaning := meant_attribute(self, name):
+                return attrgetter(meaning)(self)
             advice = ""
             if not name.startswith("_"):
                 advice = did_you_mean(name, public_attributes(self), self._synonyms)

@@ -7,14 +7,14 @@ for the family, the numbers of heads and the access to the Hub.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 from wqk._console import kind_in_words, spans
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
-from wqk.errors import Advising, CheckpointError, errors_about, require_list
+from wqk.errors import Advising, CheckpointError, called_as, errors_about, require_list
 from wqk.families import (
     AttentionPlan,
     find_family,
@@ -34,14 +34,10 @@ MODEL_SYNONYMS = {
     "attention": "layers",
     "block_count": "len(model)",
     "coupling": "wqk.coupling(model, layer=0)",
-    "blocks": "list(model)",
-    "config": "checkpoint.config",
     "head": "model[layer, head]",
     "heads": "model[layer].heads",
     "heatmap": "wqk.show(model, layer)",
     "layer": "model[layer]",
-    "n_layers": "len(model)",
-    "num_layers": "len(model)",
     "plot": "wqk.scan(model).plot()",
     "scores": "wqk.scan(model)",
     "state_dict": "checkpoint.tensors()",
@@ -50,6 +46,7 @@ MODEL_SYNONYMS = {
 }
 
 
+@called_as("wqk.open(ref)")
 def open(
     ref: Any,
     *,
@@ -123,6 +120,17 @@ def open(
     checkpoint.notes = _notes(checkpoint, (*plans, *mixers))
     hub.pop("base", None)  # the opened adapter names it; transformers has no such option
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
+
+
+def _one_number(numbers: Iterable[int], name: str) -> int:
+    """Return the one number that all blocks have."""
+    distinct = sorted(set(numbers))
+    if len(distinct) != 1:
+        raise AttributeError(
+            f"the blocks of the model have different numbers of {name}, {distinct}; "
+            "each block has its own: model[layer]"
+        )
+    return distinct[0]
 
 
 def _notes(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> tuple[str, ...]:
@@ -349,6 +357,27 @@ class Model(Advising, synonyms=MODEL_SYNONYMS):
             family_file=self.family_file,
             hub=self.hub,
         )
+
+    @property
+    def _layer_count(self) -> int:
+        """Number of layers, if each has one block."""
+        places = [(block.stack, block.kind, block.layer) for block in self]
+        if places != [(*places[0][:2], layer) for layer in range(len(places))]:
+            raise AttributeError(
+                f"the model has {len(places)} blocks in several stacks, or layers without "
+                "attention: len(model) counts the blocks, and block.layer is the layer"
+            )
+        return len(places)
+
+    @property
+    def _head_count(self) -> int:
+        """Number of heads, if all blocks have as many."""
+        return _one_number((block.head_count for block in self), "heads")
+
+    @property
+    def _key_head_count(self) -> int:
+        """Number of key heads, if all blocks have as many."""
+        return _one_number((block.key_head_count for block in self), "key heads")
 
     @property
     def unread(self) -> list[str]:

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +16,12 @@ import pytest
 from tests.command import run
 
 import wqk
+from wqk._console import Result
 from wqk._guesses import GUESSES, OPTION_GUESSES
+from wqk._synonyms import ATTRIBUTES, FUNCTIONS
+from wqk._synonyms import VERBS as VERB_SYNONYMS
 from wqk.cli.main import LABORATORY, SECTIONS, command
+from wqk.kinship.kin import Kinship
 
 VERBS = [name for names in SECTIONS.values() for name in names if name != "lab"]
 ENCODER, DECODER, INDUCTION = map(wqk.demo_model, ("encoder", "decoder", "induction"))
@@ -47,24 +53,25 @@ def test_every_option_that_advice_names_exists() -> None:
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["scan", ENCODER, "--latex"], "--out FILE.tex writes LaTeX"),
+        (["explain", ENCODER, "--latex"], "No such option '--latex'"),
         (["scan", ENCODER, "--quiet"], "2>/dev/null leaves only the result"),
-        (["scan", ENCODER, "--format", "csv"], "--csv and --json print these formats"),
-        (["scan", ENCODER, "--plot", "a.png"], "did you mean --picture FILE?"),
-        (["scan", ENCODER, "--layer", "1"], "did you mean --layers L,L:M?"),
-        (["scan", ENCODER, "--per-head"], "did you mean --heads?"),
+        (["scan", ENCODER, "--format", "xlsx"], "--csv and --json print these formats, and --out"),
+        (["explain", ENCODER, "--format", "latex"], "--csv and --json print these formats, and th"),
+        (["scan", ENCODER, "--png", "a.png"], "did you mean --picture FILE?"),
+        (["scan", ENCODER, "--block", "1"], "did you mean --layers L,L:M?"),
+        (["scan", ENCODER, "--head", "1"], "wqk show REF --layer L --head H shows one head"),
         (["show", ENCODER, "--layers", "1"], "did you mean --layer L?"),
-        (["show", ENCODER, "--save", "a.png"], "did you mean --out FILE?"),
-        (["scan", "--model", ENCODER], "the checkpoint is an argument"),
-        (["lab", "theory", ENCODER, "--plot", "a.png"], "did you mean --picture FILE?"),
+        (["show", ENCODER], "Which layer; negative: from the end: command show REF --layer L"),
+        (["scan", "--path", ENCODER], "the checkpoint is an argument"),
+        (["scan", ENCODER, DECODER, "--adapter", "a"], "--base BASE names the model"),
+        (["scan", ENCODER, "--csv", "--format", "latex"], "choose one"),
+        (["scan", ENCODER, "--out", "-.parquet"], "expected one of -.csv, -.jsonl, -.tex, -.md"),
         (["scan", ENCODER, "--dry-run"], "wqk explain REF shows the tensors and bytes"),
         (["same", ENCODER, ENCODER, "--fix"], "--repair FOLDER writes a repaired copy"),
         (["models"], "the page Models lists the model types"),
-        (["ls", ENCODER], "wqk explain REF"),
         ([str(ENCODER)], f"did you mean wqk scan {ENCODER}?"),
         (["same", ENCODER, ENCODER, "--repair", "-o", "a"], "expected a path, got the option '-o'"),
         (["scan", ENCODER, "--heads", "1"], "An option that is a switch, such as --heads"),
-        (["info", ENCODER], "wqk explain REF"),
         (["lab", "compare", ENCODER], "wqk same REFERENCE CANDIDATE"),
         (["theory", ENCODER], "wqk theory is now wqk lab theory"),
     ],
@@ -138,7 +145,136 @@ def test_hints_are_calls_with_all_their_arguments(name: str, call: str) -> None:
         getattr(wqk, name)
 
 
-def test_a_table_of_the_paper_and_an_adapter_lead_to_their_calls() -> None:
-    assert "wqk lab figure NAME --out" in run("lab", "table", "1", exits=2).stderr
-    assert "--base BASE" in run("scan", str(ENCODER), "--adapter", "x", exits=2).stderr
-    assert "--out FILE.tex" in run("scan", str(ENCODER), "--format", "latex", exits=2).stderr
+def words(*arguments: object) -> list[str]:
+    """Return what the verb of these arguments receives."""
+    context = click.Context(command)
+    name, verb, following = command.resolve_command(context, list(map(str, arguments)))
+    assert verb is not None
+    if isinstance(verb, click.Group):
+        lab_name, _, following = verb.resolve_command(
+            click.Context(verb, parent=context), following
+        )
+        return [str(name), str(lab_name), *following]
+    return [str(name), *following]
+
+
+@pytest.mark.parametrize(
+    ("guess", "meaning"),
+    [
+        ("scan X --layer 2", "scan X --layers 2"),
+        ("scan X --layer=2", "scan X --layers 2"),
+        ("scan X --format latex", "scan X --out -.tex"),
+        ("scan X --format=JSON", "scan X --json"),
+        ("scan X -f csv", "scan X --csv"),
+        ("scan X --markdown", "scan X --out -.md"),
+        ("scan X --output a.csv", "scan X --out a.csv"),
+        ("scan X --plot a.png --top 3", "scan X --picture a.png --top 3"),
+        ("scan X --adapter A", "scan A --base X"),
+        ("scan --model X --per-head", "scan X --heads"),
+        ("scan X -- --layer", "scan X -- --layer"),
+        ("scan X --report --layer", "scan X --report --layer"),  # a value is no option
+        ("show X 0 1", "show X --layer 0 --head 1"),
+        ("show X 0 1 a.png", "show X --layer 0 --head 1 --out a.png"),
+        ("show X --layer 0 --save a.png", "show X --layer 0 --out a.png"),
+        ("tokens X 0 1 -k 5", "tokens X --layer 0 --head 1 --top 5"),
+        ("parts X text.txt", "parts X --text text.txt"),
+        ("report a.csv r.html", "report a.csv --out r.html"),
+        ("same X Y --tol 1e-3", "same X Y --tolerance 1e-3"),
+        ("compose X --topk 5", "compose X --top 5"),
+        ("info X", "explain X"),
+        ("ls X", "explain X"),
+        ("lab table 1", "lab figure table1"),
+        ("lab table tableS2", "lab figure tableS2"),
+        ("lab fig 2", "lab figure 2"),
+    ],
+)
+def test_a_hidden_synonym_is_what_it_stands_for(guess: str, meaning: str) -> None:
+    assert words(*guess.split()) == meaning.split()
+
+
+def test_no_synonym_is_a_name_of_its_own() -> None:
+    """A name of the contract is never replaced, and no name has two meanings."""
+    for name, verb in every_verb():
+        for option in options_of(verb):
+            assert words(*name.split(), "X", option)[-1] == option
+    names = {name for names in SECTIONS.values() for name in names} | {*LABORATORY}
+    assert not names & {*VERB_SYNONYMS}
+    assert not {*wqk.__all__, *dir(wqk)} & {*FUNCTIONS}
+
+
+@pytest.mark.parametrize("owner", [*ATTRIBUTES])
+def test_synonyms_of_attributes_hide_nothing(owner: str) -> None:
+    classes = {
+        "Table": wqk.ScoreTable,
+        "Result": Result,
+        "Model": wqk.Model,
+        "Block": wqk.Block,
+        "BilinearForm": wqk.BilinearForm,
+        "Kinship": Kinship,
+    }
+    assert not {*dir(classes[owner])} & {*ATTRIBUTES[owner]}
+
+
+def test_a_table_is_printed_in_every_format(tmp_path: Path) -> None:
+    for name, ending in (("latex", ".tex"), ("markdown", ".md"), ("jsonl", ".jsonl")):
+        file = tmp_path / f"scores{ending}"
+        run("scan", ENCODER, "--out", str(file))
+        assert run("scan", ENCODER, "--format", name).stdout == file.read_text("utf-8")
+
+
+def test_pandas_names_of_a_table(tmp_path: Path) -> None:
+    table = wqk.scan(ENCODER)
+    for name, ending in (("to_csv", ".csv"), ("to_latex", ".tex"), ("to_markdown", ".md")):
+        file, same_file = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
+        table.write(file)
+        assert getattr(table, name)(same_file) is None
+        assert file.read_text() == same_file.read_text() == getattr(table, name)()
+    assert json.loads(table.to_json()) == table.to_dict()
+    assert table.df is table.frame
+    assert table.head(2).equals(table.frame.head(2))
+    explained = wqk.explain(ENCODER)
+    assert json.loads(explained.to_json()) == explained.to_dict()
+    assert explained.to_csv().startswith("stack,")
+
+
+def test_synonyms_of_a_model() -> None:
+    model = wqk.open(ENCODER)
+    assert wqk.load(ENCODER).name == model.name
+    assert (model.n_layers, model.n_heads, model.num_key_value_heads) == (4, 4, 4)
+    assert model[0].symmetry == model[0].form.symmetry
+    head = model[0, 1]
+    assert head.W_Q is head.query
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(d_model=8, d_kv=4, num_heads=2, num_layers=1, vocab_size=9)
+    both = wqk.open(transformers.T5Model(config))
+    with pytest.raises(AttributeError, match="several stacks"):
+        both.n_layers  # noqa: B018
+
+
+def test_text_files_are_lists_of_checkpoints(tmp_path: Path) -> None:
+    listing = tmp_path / "models.txt"
+    listing.write_text(f"{ENCODER}\n{DECODER}\n")
+    (tmp_path / "model.safetensors").write_bytes(Path(ENCODER, "model.safetensors").read_bytes())
+    printed = run("survey", str(listing), "--dry-run").stdout
+    assert printed == f"{ENCODER}\n{DECODER}\n"
+
+
+def test_a_measure_that_no_layer_has_is_explained() -> None:
+    assert "No bands (encoder): no rotary positions." in run("scan", ENCODER, "--bands").stdout
+
+
+def test_a_lack_of_values_names_what_lacks_them() -> None:
+    message = run("compose", ENCODER, exits=2).stderr
+    assert "the checkpoint has no values and outputs; family bert-prenorm expects" in message
+
+
+@pytest.mark.parametrize("verb", ["verify", "parts"])
+def test_a_missing_tokenizer_is_found_before_libraries_are_loaded(verb: str) -> None:
+    code = (
+        "import sys; from wqk.cli.main import command\n"
+        f"try: command(['{verb}', {str(ENCODER)!r}, '--text', 'a.txt'])\n"
+        "finally: print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "has no tokenizer that encodes text (no tokenizer.json" in done.stderr
+    assert done.stdout.split() == ["False", "False"]

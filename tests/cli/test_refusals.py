@@ -38,7 +38,7 @@ REFUSED = [
     ("show ENCODER --layer 0 --cross", "no cross-attention"),
     ("compare A B", "no such command: compare; wqk same REFERENCE CANDIDATE finds what"),
     ("track RUN", "no such command: track; wqk watch RUN scores each checkpoint"),
-    ("info MODEL", "no such command: info; wqk explain REF shows"),
+    ("config MODEL", "no such command: config; wqk explain REF shows"),
     ("plot MODEL", "wqk scan REF --picture FILE.png the scores of all layers"),
     ("logits MODEL", "no such command; in Python it is wqk.logits: see help(wqk.logits)"),
     (
@@ -47,8 +47,11 @@ REFUSED = [
     ),
     ("nonsense MODEL", "No such command 'nonsense'."),
     ("survey --out DIR", "an earlier survey goes on with the names that it had"),
-    ("show MODEL", "Missing option '--layer'. Which layer; negative: from the end."),
-    ("lab theory MODEL", "'--corpus'. Token store, text file, or token ids as .npy."),
+    ("show MODEL", "Missing option '--layer'. Which layer; negative: from the end: "),
+    (
+        "lab theory MODEL",
+        "text file, or token ids as .npy: command lab theory REF... --corpus PATH",
+    ),
     ("scan LONG", "cannot be opened"),
     ("lab theory bert --corpus no-such", "no-such: no such file or folder"),
     ("report no-such -o r.html", "no-such: no such file or folder"),

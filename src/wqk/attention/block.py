@@ -37,8 +37,7 @@ from wqk.forms.kernels import array_namespace, is_number
 BLOCK_SYNONYMS = {
     "coupling": "wqk.coupling(block)",
     "head": "block[index]",
-    "qk": "form",
-    **{name: f"form.{name}" for name in ("directionality", "norm", "plot", "svd", "symmetry")},
+    **{name: f"form.{name}" for name in ("plot", "svd")},
 }
 
 

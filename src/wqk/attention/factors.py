@@ -158,6 +158,15 @@ class Factor:
         return result
 
 
+def lack_of_values(plan: AttentionPlan) -> str:
+    """Return why a block has no values and outputs: its family, or its checkpoint, lacks them."""
+    if not plan.rule.output:
+        return f"family {plan.family} describes no values and outputs"
+    names = plan.rule.value if plan.value is None and plan.rule.value else plan.rule.output
+    tensor = names[0].replace("{layer}", str(plan.layer))
+    return f"the checkpoint has no values and outputs; family {plan.family} expects {tensor}"
+
+
 def load_factor(
     stored: Mapping[Part, Array], side: Side, name: str, *, contiguous: bool = True
 ) -> Factor:
@@ -297,8 +306,7 @@ class BlockWeights:
         """
         if self.plan.value is None or self.plan.output is None:
             raise CheckpointError(
-                f"layer {self.layer} of the {self.stack}: family {self.plan.family} describes no "
-                "values and outputs, or the checkpoint lacks them"
+                f"layer {self.layer} of the {self.stack}: {lack_of_values(self.plan)}"
             )
         return self._factors(self.plan.value, self.plan.output)
 

@@ -149,13 +149,13 @@ def print_json(table: ScoreTable) -> None:
 
 
 def show(
-    value: Mapping[str, Any], *lines: Any, as_json: bool, rows: Result | Table | None = None
+    value: Mapping[str, Any], *lines: Any, as_json: bool, ending: str = "", rows: Any = None
 ) -> None:
-    """Print a result: as a JSON object, as CSV if its rows are given, or as lines for people."""
+    """Print a result: as a JSON object, its rows as a file with an ending, or lines for people."""
     if as_json:
         print_object(value)
-    elif rows is not None:
-        print_csv(rows)
+    elif ending:
+        print_table(rows, ending)
     else:
         output().print(*lines, sep="\n")
 
@@ -176,28 +176,51 @@ def live_tables(tables: Iterable[ScoreTable]) -> None:
 STANDARD_OUTPUT = Path("-")
 
 
-def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> bool:
-    """Require one format on standard output, and return whether it is CSV.
+def is_standard_output(out: Path | None) -> bool:
+    """Return whether ``--out`` stands for standard output: ``-``, or ``-.tex`` for a format."""
+    return out is not None and out.parent == Path() and out.stem == STANDARD_OUTPUT.name
 
-    ``--csv`` and ``--out -`` print CSV.
+
+def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
+    """Require one format on standard output; return the ending of its files, or nothing.
+
+    ``--csv`` and ``--out -`` print CSV, and ``--out -.tex`` prints LaTeX. Of JSON and of lines for
+    people, the ending is empty.
 
     Raises
     ------
     UsageError
-        Both CSV and JSON were requested.
+        Two formats were requested, or the ending is of no text.
     """
-    as_csv = as_csv or out == STANDARD_OUTPUT
-    if as_csv and as_json:
-        raise click.UsageError("--json and CSV both go to standard output; choose one of the two")
-    return as_csv
+    from wqk.tables.writers import WRITERS
+
+    ending = ".csv" if as_csv else ""
+    if out is not None and is_standard_output(out):
+        if as_csv and out.suffix not in ("", ".csv"):
+            raise click.UsageError(f"CSV and --out {out} both go to standard output; choose one")
+        ending = out.suffix or ".csv"
+        if ending not in WRITERS or ending == ".parquet":
+            endings = ", ".join(f"-{name}" for name in WRITERS if name != ".parquet")
+            raise click.UsageError(f"--out {out}: expected one of {endings} for standard output")
+    if ending and as_json:
+        name = "CSV" if ending == ".csv" else f"--out {out}"
+        raise click.UsageError(
+            f"--json and {name} both go to standard output; choose one of the two"
+        )
+    return ending
 
 
-def print_csv(result: Result | Table) -> None:
-    """Print all rows of a result as CSV, as ``--out FILE.csv`` writes them."""
+def print_table(result: Result | Table, ending: str) -> None:
+    """Print all rows of a result as ``--out`` writes them to a file with this ending."""
     from wqk.tables.score_table import Table
-    from wqk.tables.writers import csv_of_frame, to_csv
+    from wqk.tables.writers import WRITERS, csv_of_frame
 
-    content = to_csv(result) if isinstance(result, Table) else csv_of_frame(result.frame)
+    if isinstance(result, Table):
+        content = WRITERS[ending](result)
+    elif ending == ".csv":
+        content = csv_of_frame(result.frame)
+    else:
+        raise click.UsageError(f"the result is printed as CSV or JSON, and not as {ending}")
     sys.stdout.write(printable(content.decode()))
 
 

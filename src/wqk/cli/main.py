@@ -29,8 +29,10 @@ from typing import Any
 import click
 
 from wqk._guesses import COMMANDS, option_advice
+from wqk._synonyms import VERBS
 from wqk._version import __version__
 from wqk.cli.limits import too_small
+from wqk.cli.rewording import reworded
 from wqk.cli.verb import Verb, first_sentence, function_definition
 from wqk.errors import WqkError, shortened
 
@@ -139,29 +141,42 @@ class Boundary(click.Group):
                 formatter.write_dl(rows)
 
     def resolve_command(
-        self, context: click.Context, words: list[str]
+        self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a verb. Names of the laboratory's verbs and of Python functions get advice."""
-        if any("\0" in word for word in words):
+        name, verb, arguments = self._resolved(context, arguments)
+        if verb is not None and not isinstance(verb, click.Group):
+            arguments = reworded(verb, arguments)
+        return name, verb, arguments
+
+    def _resolved(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a verb, or the verb that a synonym stands for, as click does."""
+        if any("\0" in word for word in arguments):
             raise click.UsageError("an argument contains a null character, which no path can have")
-        if words[0] not in self.verbs and words[0] in LABORATORY:
-            raise click.UsageError(f"wqk {words[0]} is now wqk lab {words[0]}")
-        if words[0] == "help" and context.parent is None:
-            return super().resolve_command(context, [*words[1:2], "--help"])
-        if words[0] not in self.verbs and (advice := COMMANDS.get(words[0].lower())):
-            raise click.UsageError(f"no such command: {words[0]}; {advice}")
-        if words[0] not in self.verbs and context.parent is None:
+        if arguments[0] == "table" and "figure" in self.verbs and arguments[1:2]:
+            arguments = ["figure", f"table{arguments[1].removeprefix('table')}", *arguments[2:]]
+        if arguments[0] not in self.verbs and VERBS.get(arguments[0]) in self.verbs:
+            arguments = [VERBS[arguments[0]], *arguments[1:]]
+        if arguments[0] not in self.verbs and arguments[0] in LABORATORY:
+            raise click.UsageError(f"wqk {arguments[0]} is now wqk lab {arguments[0]}")
+        if arguments[0] == "help" and context.parent is None:
+            return super().resolve_command(context, [*arguments[1:2], "--help"])
+        if arguments[0] not in self.verbs and (advice := COMMANDS.get(arguments[0].lower())):
+            raise click.UsageError(f"no such command: {arguments[0]}; {advice}")
+        if arguments[0] not in self.verbs and context.parent is None:
             public: list[str] = import_module("wqk").__all__
             names = {name.strip("_").lower(): name for name in public}
-            if name := names.get(words[0].strip("_").lower()):
+            if name := names.get(arguments[0].strip("_").lower()):
                 raise click.UsageError(
                     f"no such command; in Python it is wqk.{name}: see help(wqk.{name})"
                 )
-            if "/" in words[0] or Path(words[0]).exists():
+            if "/" in arguments[0] or Path(arguments[0]).exists():
                 raise click.UsageError(
-                    f"no such command: {words[0]}; did you mean wqk scan {words[0]}?"
+                    f"no such command: {arguments[0]}; did you mean wqk scan {arguments[0]}?"
                 )
-        return super().resolve_command(context, words)
+        return super().resolve_command(context, arguments)
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
@@ -183,8 +198,7 @@ class Boundary(click.Group):
             if isinstance(error, click.NoSuchOption):
                 error = _advised(error)
             if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-                description = first_sentence(error.param.help or "")
-                error.message = description  # type: ignore[misc]
+                error.message = _example_of(error.param, error.ctx)  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
             raise error from None
         except BrokenPipeError:
@@ -228,6 +242,20 @@ class Boundary(click.Group):
                 pattern = rf"(?<!, )\b{option.name}{value}"
                 message = re.sub(pattern, option.opts[-1] + separator, message)
         return message
+
+
+def _example_of(option: click.Option, context: click.Context | None) -> str:
+    """Return the description of a missing option, and the call with the option."""
+    description = first_sentence(option.help or "").rstrip(".")
+    if context is None:
+        return description
+    arguments = [
+        parameter.make_metavar(context)
+        for parameter in context.command.params
+        if isinstance(parameter, click.Argument)
+    ]
+    call = [context.command_path, *arguments, option.opts[-1], option.make_metavar(context)]
+    return f"{description}: {' '.join(call)}"
 
 
 def _advised(error: click.NoSuchOption) -> click.NoSuchOption:

@@ -24,7 +24,7 @@ class PathType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check what was typed."""
-        if isinstance(value, str) and value.startswith("-") and value != "-":
+        if isinstance(value, str) and value.startswith("-") and not re.match(r"-(\.|$)", value):
             self.fail(f"expected a path, got the option {value!r}", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -229,7 +229,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "out": {
         "type": FILE,
-        "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md; - prints it as CSV.",
+        "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md; - prints CSV, -.tex LaTeX.",
     },
 }
 

@@ -136,8 +136,8 @@ def scan(
     from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
     from wqk.tables.score_table import check_table_output, join
 
-    as_csv = display.require_one_output(as_csv, out, as_json)
-    if out == display.STANDARD_OUTPUT:
+    ending = display.require_one_output(as_csv, out, as_json)
+    if display.is_standard_output(out):
         out = None
     for path, check in (
         (out, check_table_output),
@@ -174,7 +174,7 @@ def scan(
             continue
         tables.append(table)
         last_tables[ref, revision] = table
-        if not (as_json or as_csv):
+        if not (as_json or ending):
             printed = table if heads else table.layers
             if measures or sort_by or top:
                 console.print(*measured(printed, measures, sort_by, top), sep="\n")
@@ -189,8 +189,8 @@ def scan(
     joined = join([table if heads else table.layers for table in tables])
     if as_json:
         display.print_json(joined)
-    elif as_csv:
-        display.print_csv(joined)
+    elif ending:
+        display.print_table(joined, ending)
     elif len(jobs) > 1:
         console.print(*overview(joined), *definitions(joined, full), sep="\n")
         _print_placements(last_tables.values())

@@ -97,7 +97,7 @@ def survey(
         )
     from wqk.cli import display
 
-    as_csv = display.require_one_output(as_csv, None, as_json)
+    ending = display.require_one_output(as_csv, None, as_json)
     if dry_run:
         _list(refs, options["revisions"], jobs, as_json)
         return
@@ -121,7 +121,7 @@ def survey(
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
-    _print(table, out, as_json, as_csv)
+    _print(table, out, as_json, ending)
     if picture and len(table):
         save_figure(table.plot("models"), picture)
         display.say(f"picture: {picture}")
@@ -196,7 +196,7 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
     return {"total": done.jobs, "completed": finished, "text": text}
 
 
-def _print(table: ScoreTable, out: Path, as_json: bool, as_csv: bool) -> None:
+def _print(table: ScoreTable, out: Path, as_json: bool, ending: str) -> None:
     """Print the survey's results and failures."""
     from wqk.cli import display
     from wqk.tables.rendering import overview
@@ -204,8 +204,8 @@ def _print(table: ScoreTable, out: Path, as_json: bool, as_csv: bool) -> None:
     failed = table.metadata["failed"]
     if as_json:
         display.print_json(table)
-    elif as_csv:
-        display.print_csv(table)
+    elif ending:
+        display.print_table(table, ending)
     elif len(table):
         display.output().print(*overview(table), sep="\n")
     for line in failed[:MOST_FAILURES]:

@@ -275,8 +275,8 @@ class Verb:
 
         as_json, as_csv = options.pop("as_json"), options.pop("as_csv")
         out, picture = options.pop("out", None), options.pop("picture", None)
-        as_csv = display.require_one_output(as_csv, out, as_json)
-        if out == display.STANDARD_OUTPUT:
+        ending = display.require_one_output(as_csv, out, as_json)
+        if display.is_standard_output(out):
             out = None
         if out:
             check_table_output(out)
@@ -286,8 +286,7 @@ class Verb:
         extra = {name: options.pop(name) for name in self.extra or {}}
         result = self._call(models, options)
         shown = self.show(result, **extra) if self.show else [result]
-        rows = result if as_csv else None
-        display.show(shown[0].to_dict(), *shown, as_json=as_json, rows=rows)
+        display.show(shown[0].to_dict(), *shown, as_json=as_json, ending=ending, rows=result)
         if out:
             result.write(out)
             display.say(f"{out}: {len(result)} rows")

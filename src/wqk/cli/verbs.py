@@ -167,12 +167,12 @@ def show(
     from wqk.cli import display
     from wqk.inspecting.showing import show as show_checkpoint
 
-    as_csv = display.require_one_output(as_csv, out, as_json)
-    if out and not (as_json or as_csv):
+    ending = display.require_one_output(as_csv, out, as_json)
+    if out and not (as_json or ending):
         check_picture(out)
     view = show_checkpoint(opened(ref, options), layer, **options)
-    if as_json or as_csv:
-        display.show(view.values, as_json=as_json, rows=view)
+    if as_json or ending:
+        display.show(view.values, as_json=as_json, ending=ending, rows=view)
         return
     path = out or Path(f"{view.title.replace(', ', '-').replace(' ', '')}.png")
     view.save(path)
@@ -264,14 +264,13 @@ def same(
     from wqk.cli import display
     from wqk.sameness.same import same as compare
 
-    as_csv = display.require_one_output(as_csv, None, as_json)
+    ending = display.require_one_output(as_csv, None, as_json)
     if picture:
         check_picture(picture)
 
     with display.bar("comparing", display.blocks_progress) as show_progress:
         result = compare(reference, candidate, on_progress=show_progress, **options)
-    rows = result if as_csv else None
-    display.show(result.to_dict(), result, as_json=as_json, rows=rows)
+    display.show(result.to_dict(), result, as_json=as_json, ending=ending, rows=result)
     if junit:
         from wqk._files import write_atomically
         from wqk.sameness.reports import junit as junit_report
@@ -308,7 +307,8 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
     Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
-    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes.
+    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes. To
+    score the steps that are there and end, use wqk scan DIR, or wqk survey DIR --out FOLDER.
 
     \b
     Example:
@@ -462,8 +462,8 @@ def demo(out: Path, report: Path, as_json: bool, as_csv: bool) -> None:
     from wqk.tables.rendering import side_by_side
 
     table = demo_table()
-    if display.require_one_output(as_csv, out, as_json):
-        display.print_csv(table)
+    if ending := display.require_one_output(as_csv, out, as_json):
+        display.print_table(table, ending)
         return
     if as_json:
         display.print_json(table)

@@ -17,7 +17,7 @@ from array_api_compat import device, is_array_api_obj
 
 from wqk._machine import cached_property
 from wqk._typing import Array, Float, Scores
-from wqk.errors import Advising, FormError
+from wqk.errors import Advising, FormError, called_as
 from wqk.forms import kernels
 from wqk.forms.kernels import (
     array_namespace,
@@ -43,20 +43,13 @@ FORM_SYNONYMS = {
     "B": "key",
     "AB": "dense()",
     "M": "dense()",
-    "W_k": "key",
-    "W_q": "query",
     "W_qk": "dense()",
     "antisymmetric": "skew_part",
-    "eigvals": "eigenvalues()",
-    "frobenius_norm": "norm",
     "matrix": "dense()",
     "score": "form(x, y)",
     "skew": "skew_part",
-    "svdvals": "singular_values()",
     "sym": "symmetric_part",
     "symmetric": "symmetric_part",
-    "to_numpy": "numpy()",
-    "todense": "dense()",
     "tolist": "numpy().tolist()",
     "transpose": "T",
 }
@@ -317,6 +310,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         stack_index = [slice(None)] * len(part.stack)  # an ellipsis would not give a plain number
         return part.dense()[(*stack_index, row_index, column_index)]
 
+    @called_as("form(x, y); a property, such as form.symmetric_part, has no parentheses")
     def __call__(self, x: Any, y: Any) -> Array:
         """Scores x M yᵀ of query-side vectors x (..., N, d_query) and key-side y (..., N, d_key).
 

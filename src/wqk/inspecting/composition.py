@@ -30,7 +30,7 @@ from wqk._console import counted, number
 from wqk._machine import one_blas_thread, usable_cores
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.factors import Coordinates, lacks_norm, omissions
+from wqk.attention.factors import Coordinates, lack_of_values, lacks_norm, omissions
 from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.families import AttentionPlan, Place
 from wqk.forms import chaining
@@ -416,8 +416,8 @@ class StreamBlocks:
         )
         if not any(map(_has_values, plans)):
             raise CheckpointError(
-                f"family {plans[0].family} describes no values and outputs, or the checkpoint "
-                "lacks them; without them, no head is known to write anything"
+                f"{lack_of_values(plans[0])}; without values and outputs, no head is known to "
+                "write anything"
             )
         if all(map(self._unfolded, plans)):
             raise CheckpointError(

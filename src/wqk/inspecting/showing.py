@@ -13,7 +13,7 @@ import numpy as np
 from wqk._console import Result, json_value
 from wqk._style import save_figure
 from wqk.attention import Block
-from wqk.errors import FormError
+from wqk.errors import FormError, called_as
 from wqk.forms import images
 from wqk.forms.images import matrix_image
 from wqk.forms.kernels import directionalities
@@ -117,6 +117,7 @@ def coupling_view(block: Block, name: str) -> FormView:
     return FormView(title, subtitle, values, lambda: pictures.coupling(matrix, title))
 
 
+@called_as("wqk.show(ref, layer, head)")
 def show(
     ref: Any,
     layer: int,

@@ -30,7 +30,7 @@ from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lacks_norm, omissions
 from wqk.checkpoints import Checkpoint, Part
-from wqk.errors import CheckpointError, HubError, first_line
+from wqk.errors import CheckpointError, HubError, called_as, first_line
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.forms import BilinearForm
@@ -145,6 +145,7 @@ class TokenMatches(Result):
         yield Text(self.caveat, style="dim")
 
 
+@called_as("wqk.tokens(ref, layer, head)")
 def match_tokens(
     ref: Any,
     layer: int,

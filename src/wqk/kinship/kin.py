@@ -23,7 +23,7 @@ from wqk._machine import one_blas_thread, usable_cores
 from wqk.attention import Block
 from wqk.attention.factors import FOLDED, lacks_norm
 from wqk.checkpoints import Checkpoint, Part
-from wqk.errors import Advising, CheckpointError
+from wqk.errors import Advising, CheckpointError, called_as
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
 from wqk.kinship.fingerprints import (
@@ -150,8 +150,6 @@ class Kinship(
     Result,
     synonyms={
         "verdict": "conclusion",
-        "pvalue": "p",
-        "p_value": "p",
         "checkpoint": "reference",
         "other": "candidate",
     },
@@ -477,6 +475,7 @@ class FingerprintedModel(NamedTuple):
     fingerprints: tuple[Fingerprint, ...]
 
 
+@called_as("wqk.kin(reference, candidate)")
 def kin(
     reference: Any,
     candidate: Any,

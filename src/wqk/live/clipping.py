@@ -39,7 +39,7 @@ from wqk._files import append_lines
 from wqk._typing import FilePath, Float
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
-from wqk.errors import CheckpointError, FormError, RunError, required_by
+from wqk.errors import CheckpointError, FormError, RunError, called_as, required_by
 from wqk.families import AttentionPlan, Composed, Place, Side
 from wqk.live.addresses import known_plans, network_of, opened_live
 from wqk.live.logits import LogitMeter, Logits
@@ -118,6 +118,7 @@ class Scaling(NamedTuple):
     added: Float[np.ndarray, " outputs"] | None = None
 
 
+@called_as("wqk.clip_(model, limit, wqk.logits(model, batch))")
 def clip_(
     model: Any,
     limit: float = 100.0,

@@ -22,7 +22,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.modules import unwrapped
 from wqk.errors import CheckpointError, CorpusError, first_line
-from wqk.live.running import load_pretrained, most_positions, quiet, run_batch
+from wqk.live.running import lack_of_tokenizer, load_pretrained, most_positions, quiet, run_batch
 from wqk.model import Model
 from wqk.storage.references import HubOptions
 from wqk.tables.run import checkpoints_in
@@ -293,6 +293,16 @@ def predicted_by(name: str) -> Predicts:
     return "states"
 
 
+def require_tokenizer(ref: Any) -> None:
+    """Raise `CorpusError` if a model's folder has no file of a tokenizer; no library is loaded.
+
+    A tokenizer may still be unreadable: see `tokenizer_of`.
+    """
+    place = ref.ref if isinstance(ref, Model) else ref
+    if isinstance(place, str | Path) and (reason := lack_of_tokenizer(Path(place))):
+        raise _no_tokenizer(str(place), reason)
+
+
 def load(ref: Any) -> tuple[Any, partial[Any] | None]:
     """Return a model in float32, and a function that reads the model's tokenizer.
 
@@ -406,13 +416,18 @@ def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:
     except Exception as error:  # the libraries raise anything
         reason = first_line(error)
         # A reason that ends in a colon is followed by a list, which would be cut off.
-        shown = "" if reason.endswith(":") else f" ({reason})"
-        raise CorpusError(
-            f"{ref}: has no tokenizer that encodes text{shown}; save the model's tokenizer next to "
-            "its weights, or give a token store in its vocabulary: wqk lab corpus FILE "
-            "--vocabulary vocab.txt -o STORE, then --corpus STORE"
-        ) from None
+        raise _no_tokenizer(ref, "" if reason.endswith(":") else reason) from None
     return tokenizer
+
+
+def _no_tokenizer(ref: str, reason: str) -> CorpusError:
+    """Return the error about a model without a tokenizer."""
+    shown = f" ({reason})" if reason else ""
+    return CorpusError(
+        f"{ref}: has no tokenizer that encodes text{shown}; save the model's tokenizer next to "
+        "its weights, or give a token store in its vocabulary: wqk lab corpus FILE "
+        "--vocabulary vocab.txt -o STORE, then corpus=STORE"
+    )
 
 
 def _stored(folder: Path) -> TokenSource:

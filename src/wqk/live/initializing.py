@@ -39,7 +39,7 @@ from wqk._typing import Array, FilePath, Float
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, open_checkpoint
 from wqk.checkpoints.modules import LiveCheckpoint, Read
-from wqk.errors import CheckpointError, FormError, required_by
+from wqk.errors import CheckpointError, FormError, called_as, required_by
 from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
@@ -257,6 +257,7 @@ def _cells(change: LayerChange) -> Iterator[str]:
         yield f"{getattr(change, name):.3f}"
 
 
+@called_as('wqk.initialize_(model, "symmetric"), or "indefinite", "skew" or "random"')
 def initialize_(
     model: Any,
     kind: str | StartKind,

@@ -22,7 +22,7 @@ import numpy as np
 from wqk._console import Result, counted, json_value, number
 from wqk._typing import FilePath
 from wqk.checkpoints.modules import unwrapped
-from wqk.errors import CheckpointError, UnknownFamily, first_line, required_by
+from wqk.errors import CheckpointError, UnknownFamily, called_as, first_line, required_by
 from wqk.families import AttentionPlan, Place
 from wqk.live.addresses import Address, BlockIndex, network_of, opened_live
 from wqk.live.calls import ObservedCall
@@ -113,6 +113,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         return float(np.max([np.max(b.max_logit) for b in self.blocks.values()] or [math.nan]))
 
 
+@called_as("wqk.logits(model, batch)")
 def logits(
     model: Any,
     batch: Any = None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import polars as pl
 
 from wqk._console import Result, number
 from wqk._typing import FilePath, Float
-from wqk.errors import CheckpointError, FormError, required_by
+from wqk.errors import CheckpointError, FormError, called_as, required_by
 from wqk.live.held_out import (
     HeldOut,
     TextChoice,
@@ -26,6 +27,7 @@ from wqk.live.held_out import (
     load,
     open_held_out,
     predicted_by,
+    require_tokenizer,
 )
 from wqk.live.mixing import (
     HALF,
@@ -218,10 +220,11 @@ class Parts(Result):
     _drawn = plot
 
 
+@called_as("wqk.parts(ref, text)")
 def parts(
     ref: Any,
-    *,
     text: FilePath | None = None,
+    *,
     corpus: str | Path | None = None,
     tokens: Any = None,
     stack: str | None = None,
@@ -301,6 +304,10 @@ def parts(
     >>> parts.shares["part"].to_list()[:6]
     ['whole', 'none', 'half', 'symmetric', 'skew', 'random']
     """
+    if text is not None and tokens is None and not isinstance(text, str | PathLike):
+        text, tokens = None, text  # type: ignore[unreachable]
+    if text is not None:
+        require_tokenizer(ref)
     with required_by("running the model"):
         import scipy.special  # type: ignore[import-untyped]  # noqa: F401
         import torch

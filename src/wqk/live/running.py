@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -278,6 +279,26 @@ def run(
             reason = first_line(error)
             raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
     return ModelRun(records, failures)
+
+
+# Names of files of tokenizers, and the model types whose tokenizers have no files.
+TOKENIZER_FILE = re.compile(r"token|vocab|spiece|sentencepiece|bpe|merges|\.model$", re.IGNORECASE)
+WITHOUT_VOCABULARY = re.compile(r'"model_type"\s*:\s*"(canine|perceiver)"')
+
+
+def lack_of_tokenizer(folder: Path) -> str:
+    """Return why a model's folder has no tokenizer; empty if it may have one, or is no such folder.
+
+    No library is loaded.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
+        return ""
+    if any(TOKENIZER_FILE.search(file.name) for file in folder.iterdir()):
+        return ""
+    if WITHOUT_VOCABULARY.search(config.read_text("utf-8", "replace")):
+        return ""
+    return "no tokenizer.json, vocab.txt or the like"
 
 
 def run_module(

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ from wqk.live.recording import (
     form_difference,
     softmax,
 )
-from wqk.live.running import ModelRun, run, run_module
+from wqk.live.running import ModelRun, lack_of_tokenizer, run, run_module
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
@@ -307,6 +308,11 @@ def verify(
     ref = opened.ref
     if isinstance(ref, str | os.PathLike):
         ref = steps_of(os.fspath(ref))[-1]
+        if text is not None and (reason := lack_of_tokenizer(Path(ref))):
+            raise CheckpointError(
+                f"{opened.name}: has no tokenizer that encodes text ({reason}); save the model's "
+                "tokenizer next to its weights, or leave text= out to run random tokens"
+            )
     stored, adapter = opened.checkpoint, None
     if isinstance(stored, AdaptedCheckpoint):
         adapter, stored = stored.adapter, unrounded(stored)

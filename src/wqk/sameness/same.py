@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from wqk._typing import FilePath
-from wqk.errors import CheckpointError, require_list, shown
+from wqk.errors import CheckpointError, called_as, require_list, shown
 from wqk.model import Model
 from wqk.sameness.alignment import Alignment, align
 from wqk.sameness.answer import CheckpointComparison
@@ -42,6 +42,7 @@ FREEDOMS = ("heads", "neurons", "stream")
 FREEDOMS_OF_EVERYTHING = {"neurons", "stream"}
 
 
+@called_as("wqk.same(reference, candidate)")
 def same(
     reference: Any,
     candidate: Any,

@@ -32,6 +32,7 @@ from wqk.errors import (
     CheckpointError,
     FormError,
     MissingPackage,
+    called_as,
     errors_about,
     first_line,
     require_list,
@@ -203,6 +204,7 @@ class Progress:
     seconds: float
 
 
+@called_as("wqk.scan(ref)")
 def scan(
     ref: Any,
     *,

@@ -230,6 +230,10 @@ def _without_ceiling(plan: AttentionPlan) -> str:
     return lacks_ceiling(plan)
 
 
+def _without_bands(plan: AttentionPlan) -> str:
+    return "" if plan.rotary or plan.axial else "no rotary positions"
+
+
 def _bands(block: Block, distances: Sequence[int]) -> dict[int, dict[str, ndarray]]:
     import numpy as np
 
@@ -319,6 +323,7 @@ MEASURES = (
         "block",
         _bands,
         "Add the share of slow rotary planes.",
+        _without_bands,
     ),
 )
 

@@ -496,7 +496,11 @@ LEGEND_LINE = 0.155
 BOX_HEIGHT = 0.165
 
 
-def plot_table(table: ScoreRows, view: Literal["layers", "heads", "models"] | None) -> Figure:
+def plot_table(
+    table: ScoreRows,
+    view: Literal["layers", "heads", "models"] | None,
+    score: str | None = None,
+) -> Figure:
     """Draw a table's layers as curves or boxes, or its heads as maps; see `ScoreTable.plot`."""
     if view is None:
         is_crowded = sum(1 for _ in _models(table.layers.frame)) > MOST_CURVES
@@ -507,12 +511,18 @@ def plot_table(table: ScoreRows, view: Literal["layers", "heads", "models"] | No
     if not len(rows):
         unit = "heads" if view == "heads" else "layers"
         raise TableError(f"the table has no rows of {unit} to plot")
+    labels: Mapping[str, str] = SCORE_LABELS
+    if score is not None:
+        drawable = [name for name in SUMMARIZED if rows.frame[name].is_not_null().any()]
+        if score not in drawable:
+            raise TableError(f"the score is one of {', '.join(drawable)}; got {score!r}")
+        labels = {score: SCORE_LABELS.get(score, label(score))}
     draw = {"layers": _layer_curves, "heads": _heads, "models": _model_boxes}[view]
     with style():
-        return draw(rows)
+        return draw(rows, labels)
 
 
-def _model_boxes(table: ScoreRows) -> Figure:
+def _model_boxes(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
     """Draw a horizontal box for each model and score, models downward; colors by stack."""
     from matplotlib.patches import Patch
 
@@ -520,12 +530,14 @@ def _model_boxes(table: ScoreRows) -> Figure:
     stacks = [rows["stack"][0] for rows in rows_of_models]
     color_of = {stack: SHADES[STACK_SHADES.get(stack, "other")][0] for stack in stacks}
     figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(names))
-    axes = figure.subplots(1, len(SCORE_LABELS), sharey=True)
-    for axis, (score, title) in zip(axes, SCORE_LABELS.items(), strict=True):
+    axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
+    for axis, (score, title) in zip(axes, labels.items(), strict=True):
         for place, (stack, rows) in enumerate(zip(stacks, rows_of_models, strict=True)):
             _box(axis, place, rows[score], color_of[stack])
         axis.set(title=title, xlabel="over layers")
-    _finish_axes_of_boxes(axes, names, table.frame["symmetry"])
+        _finish_axis_of_boxes(axis, score, rows=table.frame)
+    axes[0].set(ylim=(len(names) - 0.5, -0.5))
+    axes[0].set_yticks(range(len(names)), names, fontsize=6.5)
     handles = [Patch(color=color, label=stack) for stack, color in color_of.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
@@ -556,27 +568,26 @@ def _box(axis: Axes, place: int, scores: pl.Series, color: str) -> None:
     axis.plot(median, place, "|", color=color, markersize=7, markeredgewidth=1.6)
 
 
-def _finish_axes_of_boxes(axes: Sequence[Axes], names: Sequence[str], symmetry: pl.Series) -> None:
-    """Set the limits of the axes, of symmetry and of directionality, and name the models."""
-    for axis in axes:
-        axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
-        axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
-        axis.tick_params(axis="y", length=0)
-    symmetry_axis, directionality_axis = axes
-    smallest = min([0.0, *symmetry.drop_nulls().drop_nans()])
-    symmetry_axis.set(xlim=(max(-1.0, smallest - 0.05), 1), ylim=(len(names) - 0.5, -0.5))
-    symmetry_axis.set_yticks(range(len(names)), names, fontsize=6.5)
-    directionality_axis.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
+def _finish_axis_of_boxes(axis: Axes, score: str, rows: pl.DataFrame) -> None:
+    """Set the lines and the limits of the axis of a score."""
+    axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
+    axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
+    axis.tick_params(axis="y", length=0)
+    if score == "symmetry":
+        smallest = min([0.0, *rows["symmetry"].drop_nulls().drop_nans()])
+        axis.set(xlim=(max(-1.0, smallest - 0.05), 1))
+    elif score == "directionality_excess":
+        axis.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
 
 
-def _layer_curves(table: ScoreRows) -> Figure:
+def _layer_curves(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
     lines_of_legend = -(-sum(1 for _ in _models(table.frame)) // 2)
     figure = new_figure(5.4, 2.35 + LEGEND_LINE * lines_of_legend)
-    axes = figure.subplots(1, len(SCORE_LABELS))
-    for axis, (score, label) in zip(axes, SCORE_LABELS.items(), strict=True):
-        layer_curves(axis, table, score, label)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    axes = figure.subplots(1, len(labels), squeeze=False)[0]
+    for axis, (score, title) in zip(axes, labels.items(), strict=True):
+        layer_curves(axis, table, score, title)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -621,7 +632,7 @@ def layer_curves(axis: Axes, table: ScoreRows, score: str, label: str) -> None:
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def _heads(table: ScoreRows) -> Figure:
+def _heads(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
     """Layers down, heads across; a row of two maps for each model."""
     models = list(_models(table.frame))
     if len(models) > MOST_MAPS:
@@ -629,7 +640,7 @@ def _heads(table: ScoreRows) -> Figure:
             f"at most {MOST_MAPS} models fit into a figure of heads, got {len(models)}: filter the "
             "table first"
         )
-    return head_maps(models, SCORE_LABELS, "", cmap=SIGN_COLORS, vmin=-1, vmax=1)
+    return head_maps(models, labels, "", cmap=SIGN_COLORS, vmin=-1, vmax=1)
 
 
 def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesImage:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import polars as pl
 
-from wqk._console import Shown, json_value
+from wqk._console import Shown, json_text, json_value
 from wqk._files import check_output, require_file, write_atomically
+from wqk._synonyms import PANDAS, meant_attribute
+from wqk._typing import FilePath
 from wqk.errors import (
     MissingPackage,
     TableError,
+    called_as,
     did_you_mean,
     first_line,
     public_attributes,
@@ -40,35 +45,17 @@ if TYPE_CHECKING:
 
 # Attributes of data frames, and the expressions that replace them.
 TABLE_SYNONYMS = {
-    "columns": "frame.columns",
-    "corr": "to_pandas().corr(numeric_only=True)",
     "data": "frame",
-    "head": "table[layer, head]",
     "layer": "table[layer]",
-    "df": "frame",
     "iloc": "table[layer, head]",
     "index": "frame.rows()",
     "info": "frame.schema",
     "iterrows": "frame.iter_rows(named=True)",
     "loc": "table[layer, head]",
-    "nlargest": 'frame.top_k(5, by="symmetry")',
-    "nsmallest": 'frame.bottom_k(5, by="symmetry")',
     "report": "wqk.report(table, path)",
-    "query": 'to_pandas().query("layer == 2")',
     "rows": "frame.rows()",
     "save": "write(path)",
-    **{
-        name: f"to_pandas().{name}"
-        for name in ("agg", "apply", "boxplot", "describe", "groupby", "hist", "pivot_table")
-    },
-    "to_csv": 'write("table.csv")',
     "to_html": "wqk.report(table, path)",
-    "to_json": 'write("table.jsonl")',
-    "to_latex": 'write("table.tex")',
-    "to_markdown": 'write("table.md")',
-    "to_parquet": 'write("table.parquet")',
-    "sort_values": 'frame.sort("symmetry", descending=True)',
-    "to_polars": "frame",
     "top": 'frame.sort("symmetry", descending=True)',
 }
 
@@ -191,6 +178,10 @@ class Table(Shown):
     if not TYPE_CHECKING:  # type checkers report the mistake themselves
 
         def __getattr__(self, name: str) -> Any:
+            if meaning := meant_attribute(self, name):
+                return attrgetter(meaning)(self)
+            if name in PANDAS:
+                return partial(self._in_pandas, name)
             synonyms = {**TABLE_SYNONYMS, **self.synonyms}
             if hasattr(pl.DataFrame, name):
                 synonyms = {name: f"frame.{name}"} | synonyms
@@ -199,6 +190,37 @@ class Table(Shown):
                 advice = did_you_mean(name, public_attributes(self), synonyms)
             message = f"a {type(self).__name__} has no attribute {name!r}{advice}"
             raise unknown_attribute(message, name)
+
+    def _in_pandas(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the pandas frame."""
+        return getattr(self.to_pandas(), method)(*arguments, **options)
+
+    def _text(self, ending: str, path: FilePath | None, index: bool = False) -> str | None:
+        """Return the text of a file with this ending, or write it to a path."""
+        from wqk.tables.writers import WRITERS
+
+        if index:
+            raise TableError("a table has no index; leave index= out")
+        if path is None:
+            return WRITERS[ending](self).decode()
+        if Path(path).suffix != ending:
+            raise TableError(f"{path}: expected the ending {ending}")
+        self.write(path)
+        return None
+
+    def _to_csv(self, path: FilePath | None = None, *, index: bool = False) -> str | None:
+        return self._text(".csv", path, index)
+
+    def _to_latex(self, path: FilePath | None = None, *, index: bool = False) -> str | None:
+        return self._text(".tex", path, index)
+
+    def _to_markdown(self, path: FilePath | None = None, *, index: bool = False) -> str | None:
+        return self._text(".md", path, index)
+
+    def _to_json(self, path: FilePath | None = None) -> str | None:
+        if path is not None and Path(path).suffix == ".jsonl":
+            return self._text(".jsonl", path)
+        return json_text(self.to_dict(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata and the rows, as ``--json`` prints them."""
@@ -325,7 +347,13 @@ class ScoreTable(Table):
         """All rows of this table and of others; see `wqk.join`."""
         return join([self, *others])
 
-    def plot(self, view: Literal["layers", "heads", "models"] | None = None) -> Figure:
+    @called_as('table.plot("layers"), or table.plot(y="symmetry")')
+    def plot(
+        self,
+        view: Literal["layers", "heads", "models"] | None = None,
+        *,
+        y: str | None = None,
+    ) -> Figure:
         """Draw the table (needs matplotlib).
 
         Parameters
@@ -335,6 +363,8 @@ class ScoreTable(Table):
             ``heads``: a map of each, layers down and heads across, for at most eight models.
             ``models``: a box for each model, from quartile to quartile over its layers.
             By default ``layers``, or ``models`` if there are more than twelve.
+        y
+            The score that is drawn; by default symmetry and directionality (excess).
 
         Returns
         -------
@@ -344,7 +374,7 @@ class ScoreTable(Table):
         Raises
         ------
         TableError
-            The view is none of these, or the table has no such rows.
+            The view is none of these, or the table has no such rows or score.
 
         Examples
         --------
@@ -355,7 +385,7 @@ class ScoreTable(Table):
         """
         from wqk.tables.rendering import plot_table
 
-        return plot_table(self, view)
+        return plot_table(self, view, y)
 
     def _drawn(self) -> Figure | None:
         return self.plot() if len(self.layers) else None

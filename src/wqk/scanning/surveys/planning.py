@@ -27,7 +27,9 @@ MOST_JOBS = 8
 START_SECONDS = 1.0
 
 # Endings of text files that may list checkpoints; no format of weights has one of these.
-LIST_ENDINGS = {".txt", ".list", ".lst", ".csv", ".tsv", ""}
+LIST_ENDINGS = {".txt", ".list", ".lst"}
+# Endings of files that may list checkpoints, or may be something else.
+TEXT_ENDINGS = {".csv", ".tsv", ""}
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,18 @@ def plan_survey(refs: Iterable[str | Path], revisions: Sequence[str] = ()) -> Su
     >>> plan.bytes_to_read, plan.unknown
     (264192, 1)
     """
-    names = list(map(str, refs))
+    names = with_lists(map(str, refs))
     require_checkpoints(names, revisions)
     return SurveyPlan(tuple(map(_planned, expand(names, revisions))))
+
+
+def with_lists(refs: Iterable[str]) -> list[str]:
+    """Return the refs, with ``@`` before the name of a text file, which can only be a list."""
+    names = []
+    for ref in refs:
+        is_list = Path(ref).suffix in LIST_ENDINGS and not ref.startswith("@")
+        names.append(f"@{ref}" if is_list and Path(ref).is_file() else ref)
+    return names
 
 
 def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> None:
@@ -111,7 +122,7 @@ def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> N
         path = Path(ref)
         if ref.startswith("@") or not exists(path):
             continue
-        is_text = path.is_file() and path.suffix in LIST_ENDINGS
+        is_text = path.is_file() and path.suffix in TEXT_ENDINGS
         if is_text and (path.suffix or not has_weights(path.parent)):
             raise CheckpointError(
                 f"{redacted(ref)}: is a file of text, not a checkpoint; if it lists checkpoints, "

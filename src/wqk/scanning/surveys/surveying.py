@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from wqk._files import append_lines, locked, read_lines, unwritable
 from wqk._machine import usable_cores
 from wqk._version import __version__
-from wqk.errors import CheckpointError, OutputError, RunError, TableError, WqkError
+from wqk.errors import CheckpointError, OutputError, RunError, TableError, WqkError, called_as
 from wqk.scanning.surveys.jobs import (
     Options,
     expand,
@@ -39,7 +39,7 @@ from wqk.scanning.surveys.jobs import (
     run_on,
 )
 from wqk.scanning.surveys.medians import write_summary
-from wqk.scanning.surveys.planning import MOST_JOBS, require_checkpoints
+from wqk.scanning.surveys.planning import MOST_JOBS, require_checkpoints, with_lists
 from wqk.storage.references import HubAccess, check_options
 from wqk.tables.schema import KEY, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table
@@ -204,6 +204,9 @@ class SurveyProgress:
     seconds: float  # since the start of this run
 
 
+@called_as(
+    "wqk.survey(refs, out=folder), or without a folder wqk.join([wqk.scan(ref) for ref in refs])"
+)
 def survey(
     refs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -270,17 +273,18 @@ def survey(
     (8, [])
     """
     check_options("survey", hub, HubAccess)
-    names = [refs] if isinstance(refs, str | os.PathLike) else list(refs)
-    for name in names:
+    references = [refs] if isinstance(refs, str | os.PathLike) else list(refs)
+    for name in references:
         if not isinstance(name, str | os.PathLike):
             raise CheckpointError(
                 f"a survey takes paths, Hub ids and named sets, got {type(name).__name__}"
             )
-    require_checkpoints([os.fspath(name) for name in names], revisions)
+    names = with_lists(os.fspath(name) for name in references)
+    require_checkpoints(names, revisions)
     options = Options(float(gamma), heads, __version__, SCHEMA_VERSION)
     with open_folder(Path(out), options) as folder:
         listing = partial(_revisions, folder, retry, hub.get("token"))
-        chosen = expand([os.fspath(name) for name in names], revisions, listing)
+        chosen = expand(names, revisions, listing)
         pending = [job for job in chosen if _is_pending(folder, job, retry)]
         runnable = [job for job in pending if job.problem is None]
         if executor is None:
