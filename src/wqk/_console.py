@@ -37,6 +37,9 @@ UNPRINTABLE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+# A cell that begins with one of these is a formula to a spreadsheet.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+
 # Characters in a line of preformatted text in a notebook.
 PAGE_WIDTH = 100
 
@@ -329,8 +332,6 @@ class Result(Shown, Advising, synonyms=RESULT_SYNONYMS):
         return json_text(self.to_dict(), path)
 
     def _to_csv(self, path: FilePath | None = None, *, index: bool = False) -> str | None:
-        from wqk.tables.writers import csv_of_frame
-
         if index:
             raise TableError("a result has no index; leave index= out")
         content = csv_of_frame(self.frame)
@@ -379,6 +380,42 @@ def json_value(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, int | str) else str(value)
+
+
+def csv_of_frame(frame: pl.DataFrame) -> bytes:
+    r"""Return a frame as CSV; lists and structures are written as JSON.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> csv_of_frame(pl.DataFrame({"layer": [0], "heads": [[1, 2]]})).decode()
+    'layer,heads\n0,"[1, 2]"\n'
+    """
+    import polars as pl
+
+    nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
+    texts = [
+        pl.Series(name, [json.dumps(json_value(value)) for value in frame[name].to_list()])
+        for name in nested
+    ]
+    return without_formulas(frame.with_columns(texts)).write_csv().encode()
+
+
+def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame for a CSV file, in which no spreadsheet finds a formula.
+
+    Examples
+    --------
+    >>> import polars as pl
+    >>> without_formulas(pl.DataFrame({"name": ["bert", "=1+1"], "score": [-1, 1]})).rows()
+    [('bert', -1), ("'=1+1", 1)]
+    """
+    import polars as pl
+
+    text = pl.col(pl.String)
+    is_formula = text.str.slice(0, 1).is_in(list(FORMULA))
+    escaped = pl.when(is_formula).then("'" + text).otherwise(text)
+    return frame.with_columns(escaped.name.keep())
 
 
 def _json_key(key: Any) -> str:

@@ -212,8 +212,9 @@ def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
 
 def print_table(result: Result | Table, ending: str) -> None:
     """Print all rows of a result as ``--out`` writes them to a file with this ending."""
+    from wqk._console import csv_of_frame
     from wqk.tables.score_table import Table
-    from wqk.tables.writers import WRITERS, csv_of_frame
+    from wqk.tables.writers import WRITERS
 
     if isinstance(result, Table):
         content = WRITERS[ending](result)

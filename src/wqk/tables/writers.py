@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
-from wqk._console import json_value, number, one_line
+from wqk._console import number, one_line, without_formulas
 from wqk.errors import TableError
 from wqk.tables import sheet
 from wqk.tables.columns import Column
@@ -41,9 +41,6 @@ CONDITIONS: dict[str, pl.DataType] = {
     "folded_norms": pl.Boolean(),
     "biases": pl.Boolean(),
 }
-
-# A cell that begins with one of these is a formula to a spreadsheet.
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 # Errors from a file that holds no table.
 UNREADABLE_TABLES = (
@@ -107,36 +104,6 @@ def to_csv(table: TableContent) -> bytes:
         pl.lit(table.metadata.get(name), kind).alias(name) for name, kind in CONDITIONS.items()
     )
     return without_formulas(table.frame.with_columns(*conditions)).write_csv().encode()
-
-
-def csv_of_frame(frame: pl.DataFrame) -> bytes:
-    r"""Return a frame as CSV; lists and structures are written as JSON.
-
-    Examples
-    --------
-    >>> csv_of_frame(pl.DataFrame({"layer": [0], "heads": [[1, 2]]})).decode()
-    'layer,heads\n0,"[1, 2]"\n'
-    """
-    nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
-    texts = [
-        pl.Series(name, [json.dumps(json_value(value)) for value in frame[name].to_list()])
-        for name in nested
-    ]
-    return without_formulas(frame.with_columns(texts)).write_csv().encode()
-
-
-def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a frame for a CSV file, in which no spreadsheet finds a formula.
-
-    Examples
-    --------
-    >>> without_formulas(pl.DataFrame({"name": ["bert", "=1+1"], "score": [-1, 1]})).rows()
-    [('bert', -1), ("'=1+1", 1)]
-    """
-    text = pl.col(pl.String)
-    is_formula = text.str.slice(0, 1).is_in(list(FORMULA))
-    escaped = pl.when(is_formula).then("'" + text).otherwise(text)
-    return frame.with_columns(escaped.name.keep())
 
 
 def from_csv(content: bytes, types: Types) -> Content:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from wqk._console import without_formulas
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.tables.writers import without_formulas
 from wqk_lab.figures import by_layer, convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.by_layer import examples
 from wqk_lab.figures.paper_curves import published_pairs, published_starts

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._console import counted, json_value
+from wqk._console import counted, json_value, without_formulas
 from wqk._files import check_output, write_atomically
 from wqk.tables.sheet import Sheet
-from wqk.tables.writers import without_formulas
 from wqk_lab.theory.subject import ObjectiveName, Subject
 from wqk_lab.theory.verdict import VERDICTS, Finding, StatementVerdict
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import polars as pl
 
-from wqk._console import number
+from wqk._console import csv_of_frame, number
 from wqk._files import write_atomically
 from wqk.tables.rendering import HEADLINE, label, titles
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Sheet
-from wqk.tables.writers import csv_of_frame
 
 QUARTILES = ("median", "q25", "q75")
 
