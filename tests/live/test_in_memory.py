@@ -84,7 +84,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 class Fused(nn.Module):
-    """As nanoGPT has it."""
+    """As nanoGPT has it; it would take further arguments, and its layer gives none."""
 
     def __init__(self, c: Any) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Fused(nn.Module):
         self.c_proj = nn.Linear(c.n_embd, c.n_embd)
         self.count = c.n_head
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
         sides = (heads(side, self.count) for side in self.c_attn(x).chunk(3, -1))
         return self.c_proj(attend(*sides))
 
