@@ -144,16 +144,25 @@ def per_head(sides: list[np.ndarray]) -> np.ndarray:
     )
 
 
-def halves(value: np.ndarray, heads: int) -> np.ndarray:
-    """`permute` of Hugging Face's conversion of LLaMA: pairs side by side become halves."""
-    row_shape = value.shape[1:]
-    return value.reshape(heads, -1, 2, *row_shape).swapaxes(1, 2).reshape(value.shape)
+def halves(value: np.ndarray, heads: int, rotated: int = 0) -> np.ndarray:
+    """`permute` of Hugging Face's conversion of LLaMA: pairs side by side become halves.
+
+    Of each head the first dimensions are ``rotated``; 0 for all of them.
+    """
+    return _transposed(value, heads, rotated, (-1, 2))
 
 
-def pairs(value: np.ndarray, heads: int) -> np.ndarray:
+def pairs(value: np.ndarray, heads: int, rotated: int = 0) -> np.ndarray:
     """`permute` of llama.cpp's conversion, the inverse of `halves`."""
-    row_shape = value.shape[1:]
-    return value.reshape(heads, 2, -1, *row_shape).swapaxes(1, 2).reshape(value.shape)
+    return _transposed(value, heads, rotated, (2, -1))
+
+
+def _transposed(value: np.ndarray, heads: int, rotated: int, planes: tuple[int, int]) -> np.ndarray:
+    """Exchange the two axes of each head's rotated dimensions."""
+    table = value.reshape(heads, len(value) // heads, -1).copy()
+    part = table[:, : rotated or None]
+    part[:] = part.reshape(heads, *planes, part.shape[-1]).swapaxes(1, 2).reshape(part.shape)
+    return table.reshape(value.shape)
 
 
 HEADS = {"q": H, "k": G}
@@ -225,11 +234,16 @@ def shift_layers(tensors: Tensors, config: dict[str, Any]) -> None:
                 tensors[name] = old[name.replace(f"layers.{layer}.", f"layers.{layer - 1}.")]
 
 
-def number_stages_from_0(tensors: Tensors, config: dict[str, Any]) -> None:
-    """Stages of two layers."""
-    for name in tensors:
-        if "layers.2." in name:
-            tensors[name] = tensors[name.replace("layers.2.", "layers.0.")]
+def copy_layer(source: str, target: str) -> Callable[[Tensors, dict[str, Any]], None]:
+    """Take the tensors of one layer from another; the words are those of their names."""
+
+    def apply(tensors: Tensors, config: dict[str, Any]) -> None:
+        names = [name for name in tensors if target in name]
+        assert names, target
+        for name in names:
+            tensors[name] = tensors[name.replace(target, source)].copy()
+
+    return apply
 
 
 def tie_layers(tensors: Tensors, config: dict[str, Any]) -> None:
@@ -342,8 +356,9 @@ CHANGES: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
         renamed("query.weight", np.transpose), renamed("key.weight", np.transpose)
     ),
     "layers off by one": shift_layers,
+    # Stages of two layers.
     "each pipeline stage numbered from 0, so that the second has the first one's layers": (
-        number_stages_from_0
+        copy_layer("layers.0.", "layers.2.")
     ),
     "every layer loaded from the first": tie_layers,
     "the fused weight joined in sections, where each head's parts should follow each other": (

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from tests.families.architectures import Architecture
+from tests.sameness import conversions
+from tests.sameness.conversions import both, configure, copy_layer
 from tests.small import sizes
 
 from wqk.sameness.mismatches import Kind
@@ -148,49 +150,12 @@ def remove(pattern: str) -> Change:
     return apply
 
 
-def configure(**values: Any) -> Change:
-    """Set keys of the configuration."""
-
-    def apply(tensors: Tensors, config: Config) -> None:
-        config.update(values)
-
-    return apply
-
-
-def both(*changes: Change) -> Change:
-    """Make several changes."""
-
-    def apply(tensors: Tensors, config: Config) -> None:
-        for change in changes:
-            change(tensors, config)
-
-    return apply
-
-
 def halves(heads: int, rotated: int = 0) -> Callable[[Array], Array]:
-    """Rows of pairs side by side become halves; of the first dimensions of each head alone."""
-
-    def change(rows: Array) -> Array:
-        table = rows.reshape(heads, len(rows) // heads, -1).copy()
-        count = rotated or table.shape[1]
-        part = table[:, :count].reshape(heads, count // 2, 2, -1)
-        table[:, :count] = part.swapaxes(1, 2).reshape(heads, count, -1)
-        return table.reshape(rows.shape)
-
-    return change
+    return partial(conversions.halves, heads=heads, rotated=rotated)
 
 
 def pairs(heads: int, rotated: int = 0) -> Callable[[Array], Array]:
-    """Rows of halves become pairs side by side; of the first dimensions of each head alone."""
-
-    def change(rows: Array) -> Array:
-        table = rows.reshape(heads, len(rows) // heads, -1).copy()
-        count = rotated or table.shape[1]
-        part = table[:, :count].reshape(heads, 2, count // 2, -1)
-        table[:, :count] = part.swapaxes(1, 2).reshape(heads, count, -1)
-        return table.reshape(rows.shape)
-
-    return change
+    return partial(conversions.pairs, heads=heads, rotated=rotated)
 
 
 def per_head(heads: int) -> Callable[[Array], Array]:
@@ -620,7 +585,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "MPT",
         "ALiBi's slopes of another maximum",
-        both(lambda t, c: c.update(attn_config=dict(c["attn_config"], alibi_bias_max=16))),
+        lambda t, c: c.update(attn_config=dict(c["attn_config"], alibi_bias_max=16)),
         (Kind.SETTING,),
     ),
     Mistake(
@@ -661,13 +626,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "SmolLM 3",
         "a stage of the pipeline numbered from 0",
-        lambda t, c: t.update(
-            {
-                name: t[name.replace("layers.3.", "layers.1.")].copy()
-                for name in t
-                if "layers.3." in name
-            }
-        ),
+        copy_layer("layers.1.", "layers.3."),
         (Kind.LAYER,),
     ),
     Mistake(
@@ -697,13 +656,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "RoBERTa",
         "one layer from the first",
-        lambda t, c: t.update(
-            {
-                name: t[name.replace("layer.2.", "layer.0.")].copy()
-                for name in t
-                if "layer.2." in name
-            }
-        ),
+        copy_layer("layer.0.", "layer.2."),
         (Kind.LAYER,),
     ),
     Mistake(
