@@ -366,11 +366,12 @@ def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
 
 
 def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:
-    """Return one cause of several blocks."""
+    """Return one cause of several blocks, each of which is listed once."""
     first, _ = members[0]
     reason = first.reason
     if any(mismatch.reason != reason for mismatch, _ in members):
         reason = str(first.verdict)
     steps = merged(step for mismatch, _ in members for step in mismatch.steps)
-    places = tuple(place for _, place in members)
+    # Scores and values of one block may have the same cause.
+    places = tuple(dict.fromkeys(place for _, place in members))
     return Cause(replace(first, reason=reason, steps=steps), places)

@@ -10,6 +10,7 @@ Axes: H query heads, G key heads, R head width, P probes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -38,7 +39,7 @@ from wqk.sameness.blocks import (
 from wqk.sameness.configured import other_rotary
 from wqk.sameness.contents import equal_parts
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.tolerances import ALIKE_FORMS, IN_PLACE, WITH_OWN_KEY
+from wqk.sameness.tolerances import ALIKE_FORMS, DEVIATIONS_OF_FACTOR, IN_PLACE, WITH_OWN_KEY
 from wqk.sameness.weights import (
     VALUES,
     PlanPair,
@@ -127,7 +128,11 @@ def _explained(
         compared_at = positions(reference, candidate)
         factors, residual = fitted(reference, candidate, rotated, compared_at)
         if _is_explained(factors, residual, in_place.tolerance):
-            return tuple(_causes(reference, candidate, match, rotation, factors))
+            # Rounding of the weights, (H, R, D), moves the factor of a form by at most this share.
+            inputs = min(reference.query.weight.shape[-1], reference.key.weight.shape[-1])
+            deviation = float(residual.relative[0].max()) / math.sqrt(inputs)
+            uncertainty = DEVIATIONS_OF_FACTOR * deviation
+            return tuple(_causes(reference, candidate, match, rotation, factors, uncertainty))
     return None
 
 
@@ -143,8 +148,12 @@ def _causes(
     match: HeadMatch,
     rotation: Rotary | None,
     factors: np.ndarray,
+    uncertainty: float,
 ) -> Iterator[Mismatch]:
-    """Yield the causes of heads that match under a rotation, each with a factor."""
+    """Yield the causes of heads that match under a rotation, each with a factor.
+
+    ``uncertainty`` is the relative difference of a factor that rounding explains.
+    """
     query_heads, key_heads = match
     if not np.array_equal(candidate.own.key_heads[query_heads], key_heads):
         yield mismatches.pairing(query_heads, key_heads, len(candidate.key.weight))
@@ -154,7 +163,7 @@ def _causes(
         yield Mismatch(Kind.ROTARY, other_rotary(rotation, candidate.turning))
     if (factors != 1).any():
         factors_of_candidate = 1 / factors
-        yield mismatches.scaled(factors_of_candidate.tolist(), reference.width)
+        yield mismatches.scaled(factors_of_candidate.tolist(), reference.width, uncertainty)
 
 
 def signature(scoring: Scoring) -> Float[np.ndarray, "H P2"]:

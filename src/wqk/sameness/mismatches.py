@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wqk.sameness.repairs import Step, merged, program
+from wqk.sameness.round_factors import ROUNDING_OF_FACTORS, round_factor
 from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, SAME
 
 if TYPE_CHECKING:
@@ -183,26 +184,46 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
     return Mismatch(Kind.PAIRING, reason, sides=("query",), facts=facts)
 
 
-def scaled(factors: Sequence[float], width: int) -> Mismatch:
+def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mismatch:
     """Make the cause of scores that are multiplied by a factor for each head.
 
     The root of the head width, which is forgotten most often, is named.
+
+    Parameters
+    ----------
+    factors
+        The fitted factor of each head.
+    width
+        The head width.
+    uncertainty
+        The relative difference of a factor that rounding explains. If all factors are one round
+        number up to this difference, the cause has the round number.
 
     Examples
     --------
     >>> scaled((4.0, 3.98), 16).reason
     "scaled by 4 = √16, of the score's scale"
+    >>> scaled((2.0001, 1.9998), 16, uncertainty=1e-3).facts["factor"]
+    2.0
     >>> scaled((4.0, 3.0), 16).reason
     'scaled, each head by a factor of its own'
     """
     low, high = min(factors), max(factors)
-    facts = {"factors": tuple(map(float, factors)), "width": width}
+    facts: dict[str, Any] = {"factors": tuple(map(float, factors)), "width": width}
     if high - low > SAME * abs(high):
         reason = f"{Kind.SCALED}, each head by a factor of its own"
         return Mismatch(Kind.SCALED, reason, facts=facts)
-    root = _root(high, width)
+    fitted = sum(factors) / len(factors)
+    # Each head is fitted alone: the mean has a smaller uncertainty.
+    of_mean = uncertainty / math.sqrt(len(factors)) + ROUNDING_OF_FACTORS
+    number = round_factor(fitted, of_mean * abs(fitted))
+    largest_difference = (uncertainty + ROUNDING_OF_FACTORS) * abs(number)
+    is_round = number != fitted and max(number - low, high - number) <= largest_difference
+    factor = number if is_round else high
+    facts |= {"factor": factor, "fitted_factor": high}
+    root = _root(factor, width)
     origin = f" = {root}, of the score's scale" if root else ""
-    return Mismatch(Kind.SCALED, f"scaled by {high:.4g}{origin}", facts=facts | {"factor": high})
+    return Mismatch(Kind.SCALED, f"scaled by {factor:.4g}{origin}", facts=facts)
 
 
 def _root(factor: float, width: int) -> str:

@@ -221,7 +221,7 @@ def _without(names: Sequence[str], findings: Sequence[TensorFinding]) -> list[st
 
 
 def _joined(findings: Iterable[TensorFinding]) -> list[Cause]:
-    """Join findings of one kind and reason to causes."""
+    """Join findings of one kind and reason to causes, which have the facts of the first finding."""
     groups: dict[tuple[Kind, str], list[TensorFinding]] = {}
     for finding in findings:
         groups.setdefault((finding.kind, finding.reason), []).append(finding)
@@ -229,7 +229,7 @@ def _joined(findings: Iterable[TensorFinding]) -> list[Cause]:
     for (kind, reason), members in groups.items():
         steps = merged(step for finding in members for step in finding.steps)
         tensors = tuple(name for finding in members for name in finding.tensors)
-        facts = {"tensors": dict.fromkeys(tensors, "tensor")}
+        facts = {"tensors": dict.fromkeys(tensors, "tensor"), **members[0].facts}
         causes.append(Cause(Mismatch(kind, reason, steps, facts=facts), (), tensors))
     return causes
 

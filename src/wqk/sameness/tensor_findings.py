@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from wqk.sameness.mismatches import Kind
 from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import Sizes, name_permutation
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
+from wqk.sameness.round_factors import fit_factor
 from wqk.sameness.tensor_roles import layer_of
 from wqk.sameness.tolerances import (
     ALIKE,
@@ -77,20 +78,24 @@ class TensorFinding:
         The reference's names of the tensors.
     steps
         The steps that undo the change; empty where none are known.
+    facts
+        Numbers behind the reason, by name.
     """
 
     kind: Kind
     reason: str
     tensors: tuple[str, ...]
     steps: tuple[Step, ...] = field(default=(), hash=False)
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
 
 class EditFound(NamedTuple):
-    """An edit that makes a tensor the expected one, with kind and description of the cause."""
+    """An edit that makes a tensor the expected one, with the cause and numbers behind it."""
 
     kind: Kind
     description: str
     edit: Edit
+    facts: Mapping[str, Any] = {}
 
 
 def title_of(name: str) -> str:
@@ -232,7 +237,7 @@ class TensorSearch:
             return None
         steps = (Change((self._names[name],), finding.edit),)
         reason = f"{title_of(name)}: {finding.description}"
-        return TensorFinding(finding.kind, reason, (name,), steps)
+        return TensorFinding(finding.kind, reason, (name,), steps, finding.facts)
 
     def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
         """Find a tensor that is still what a model of this configuration starts with."""
@@ -399,7 +404,9 @@ def _arithmetic(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
         return offset
     factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
     if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
-        return EditFound(Kind.SCALED, f"scaled by {factor:.4g}", Scale(factor))
+        fit = fit_factor(expected, actual)
+        description = f"scaled by {fit.factor:.4g}"
+        return EditFound(Kind.SCALED, description, Scale(fit.factor), fit.facts())
     for sign, exponential in ((-1, "−exp"), (1, "exp")):
         # The first row rules most tensors out.
         is_exponential = _is_exponential(expected[:1], actual[:1], sign)

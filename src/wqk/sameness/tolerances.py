@@ -78,6 +78,10 @@ SAME = 1e-2
 SAME_FACTOR = 1e-3
 # Equal rows are equal to this in single precision.
 TIED = 1e-6
+# A fitted factor stands for a round number that is at most this many standard deviations away, if
+# the gap between round numbers is larger than the distance by the inverse of the second: of factors
+# that are not round, one in ten of a kind is so near by chance.
+DEVIATIONS_OF_FACTOR, CHANCE_OF_ROUND = 3.0, 0.05
 # Factors and offsets of many groups leave at most this share of the distance that they explain:
 # fitted to noise, they leave nearly all of it.
 LEFT = 0.5

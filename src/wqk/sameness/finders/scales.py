@@ -12,6 +12,7 @@ import numpy as np
 
 from wqk.sameness.edits import DivideByGain, Negate, Scale, ScaleHeads
 from wqk.sameness.mismatches import Kind
+from wqk.sameness.round_factors import fit_factor
 from wqk.sameness.tolerances import FITS, HALF, LEFT, SAME, SAME_FACTOR, SCREENED
 from wqk.sameness.weight_pairs import Gain, WeightFinding, WeightPair
 
@@ -137,8 +138,9 @@ def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> Weig
     if groups.kind is Kind.BLOCK_SCALES:
         return pair.finding(groups.kind, f"{{}}: scales of other rows or {groups.description}")
     if groups.kind is Kind.SCALED:
-        factor = float(factors[0])
-        return pair.finding(groups.kind, f"{{}}: scaled by {factor:.4g}", Scale(factor))
+        fit = fit_factor(pair.expected, pair.actual)
+        description = f"{{}}: scaled by {fit.factor:.4g}"
+        return pair.finding(groups.kind, description, Scale(fit.factor), facts=fit.facts())
     axis = 0 if groups.kind is Kind.ROW_FACTORS else 1
     if np.allclose(np.abs(factors), 1, atol=SAME):
         negative = np.flatnonzero(factors < 0)
