@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wqk.sameness.repairs import Step, merged, program
-from wqk.sameness.round_factors import ROUNDING_OF_FACTORS, round_factor
-from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, SAME
+from wqk.sameness.round_factors import round_factor
+from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, ROUNDING_OF_FACTORS, SAME
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,14 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wqk.sameness.tolerances import CHANCE_OF_ROUND, DEVIATIONS_OF_FACTOR
+from wqk.sameness.tolerances import (
+    CHANCE_OF_ROUND,
+    DEVIATIONS_OF_FACTOR,
+    ROUNDING_OF_FACTORS,
+)
 
 # Entries that are compared at once, to need little memory.
 AT_ONCE = 2**20
 # Head widths are multiples of it.
 STEP_OF_WIDTHS = 8
-# Programs multiply in float32, in which 1.05 is 1.04999995.
-ROUNDING_OF_FACTORS = 2.0**-24
 
 
 def round_factor(fitted: float, uncertainty: float) -> float:

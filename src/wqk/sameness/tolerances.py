@@ -82,6 +82,8 @@ TIED = 1e-6
 # the gap between round numbers is larger than the distance by the inverse of the second: of factors
 # that are not round, one in ten of a kind is so near by chance.
 DEVIATIONS_OF_FACTOR, CHANCE_OF_ROUND = 3.0, 0.05
+# Programs multiply in float32, in which 1.05 is 1.04999995.
+ROUNDING_OF_FACTORS = 2.0**-24
 # Factors and offsets of many groups leave at most this share of the distance that they explain:
 # fitted to noise, they leave nearly all of it.
 LEFT = 0.5
