@@ -10,7 +10,7 @@ from tests.lab.atlas.making import layers
 from wqk.errors import TableError, UnknownName
 from wqk.tables.score_table import join
 from wqk_lab.atlas import TrainingResult, flags, paper_table, published
-from wqk_lab.atlas.paper_tables import Name
+from wqk_lab.atlas.paper_tables import TableName
 
 
 def body(markdown: str) -> list[list[str]]:
@@ -25,7 +25,7 @@ def body(markdown: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("name", "score", "height"), [("tableS2", "symmetry", 35), ("tableS3", "directionality", 34)]
 )
-def test_numbers_and_arrangement_are_the_papers(name: Name, score: str, height: int) -> None:
+def test_numbers_and_arrangement_are_the_papers(name: TableName, score: str, height: int) -> None:
     rows = body(paper_table(name))
     assert len(rows) == height
     printed = published().filter(published()[score].is_not_null()).to_dicts()
