@@ -96,7 +96,7 @@ GUESSES = (
         names="Callback LightningCallback TrainerCallback WqkCallback callback",
     ),
     _guess(
-        call="wqk.show(ref, layer)",
+        call="wqk.show(ref, layer), or wqk.scan(ref).plot()",
         command="wqk show REF --layer L draws a form, and wqk scan REF --picture FILE.png the "
         "scores of all layers",
         names="display draw heatmap picture plot view visualise visualize",
@@ -329,6 +329,19 @@ OPTION_GUESSES = (
         "--workers --num-workers --threads --parallel --processes --procs --cores -j", "--jobs"
     ),
     _option_guess("--limit --max --rows --num --topk --top-k --first --n -k -n", "--top"),
+    _option_guess(
+        "--ascending --desc --descending --reverse --tail -r",
+        "--sort",
+        "--sort prints the largest values first; --csv prints all rows for other orders",
+    ),
+    _option_guess("--sort --sort-by --order-by", "--csv", "sort the rows of --csv"),
+    _option_guess("--columns --column --select --fields", "--csv", "--csv prints all columns"),
+    _option_guess("--no-color --no-colour --color", advice="set NO_COLOR=1 in the environment"),
+    _option_guess(
+        "--steps --step --last --all --all-steps",
+        "--details",
+        "the folder of a run stands for all its steps, RUN/checkpoint-100 for one",
+    ),
     _option_guess("--order --sort-by --order-by --by --rank", "--sort"),
     _option_guess(
         "--fold --fold-ln --fold-layernorm --ln --norm --layernorm --fold-norms", "--fold-norm"

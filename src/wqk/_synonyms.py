@@ -46,6 +46,7 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "to_latex": "_to_latex",
         "to_markdown": "_to_markdown",
         "to_parquet": "write",
+        "save": "write",
         "to_polars": "frame.clone",
         **{name: f"frame.{name}" for name in _POLARS.split()},
     },
@@ -67,6 +68,15 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         **dict.fromkeys(("qk", "W_qk", "W_QK"), "form"),
         **{name: f"form.{name}" for name in ("directionality", "norm", "symmetry")},
         **dict.fromkeys(("n_heads", "num_heads"), "head_count"),
+        **dict.fromkeys(("OV", "W_OV"), "ov"),
+        "W_Q": "heads.query",
+        "W_K": "heads.key",
+    },
+    "Head": {
+        **dict.fromkeys(("QK", "W_QK"), "qk"),
+        **dict.fromkeys(("OV", "W_OV"), "ov"),
+        **dict.fromkeys(("W_V", "W_v"), "ov.query"),
+        **dict.fromkeys(("W_O", "W_o"), "ov.key.T"),
     },
     "BilinearForm": {
         **dict.fromkeys(("W_Q", "W_q"), "query"),
@@ -78,6 +88,8 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "to_numpy": "numpy",
         "todense": "dense",
     },
+    "CheckpointComparison": dict.fromkeys(("equal", "is_same", "ok"), "same"),
+    "Verification": dict.fromkeys(("max_difference", "max_error"), "difference"),
     "Kinship": dict.fromkeys(("p_value", "pvalue"), "p"),
 }
 
@@ -99,11 +111,23 @@ def meant_attribute(owner: object, name: str) -> str:
     return ""
 
 
+# Keywords of functions, and the keywords that they may stand for. They do not work, and an error
+# names the keyword of the function.
+KEYWORDS = {
+    **dict.fromkeys(("k", "limit", "n", "top_k", "topk"), "top"),
+    **dict.fromkeys(("atol", "rtol", "tol"), "tolerance"),
+    **dict.fromkeys(("folder", "out_dir", "output", "output_dir", "save"), "out"),
+    **dict.fromkeys(("filename", "log_path", "out"), "path"),
+    "layer": "layers",
+    "per_head": "heads",
+    "threshold": "limit",
+}
+
 # Verbs of the command, by their synonyms.
 VERBS = {
     **dict.fromkeys(("describe", "info", "inspect", "ls"), "explain"),
     **dict.fromkeys(("analyse", "analyze", "score"), "scan"),
-    "fig": "figure",
+    **dict.fromkeys(("fig", "figures"), "figure"),
 }
 
 # Options, and the words that replace them if the verb has the first word as an option.

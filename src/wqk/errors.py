@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import lazy_loader  # type: ignore[import-untyped]
 
-from wqk._synonyms import meant_attribute
+from wqk._synonyms import KEYWORDS, meant_attribute
 
 # Longer messages are shortened, because some quote the content of a hostile file.
 LONGEST_MESSAGE = 500
@@ -341,14 +341,26 @@ def _misfit(
     function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> str:
     """Describe the arguments that a function's signature does not accept; nothing if all fit."""
-    parameters = signature(function)
+    called = signature(function)
     try:
-        parameters.bind(*arguments, **options)
+        called.bind(*arguments, **options)
     except TypeError as error:
-        unknown = [name for name in options if name not in parameters.parameters]
-        advice = did_you_mean(unknown[0], parameters.parameters) if unknown else ""
-        return f"{error}{advice}"
+        unknown = [name for name in options if name not in called.parameters]
+        return f"{error}{keyword_advice(unknown[0], called.parameters) if unknown else ''}"
     return ""
+
+
+def keyword_advice(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message on an unknown keyword: the keyword that was probably meant.
+
+    Examples
+    --------
+    >>> keyword_advice("top_k", ["ref", "top"]), keyword_advice("top_k", ["ref"])
+    ("; did you mean 'top'?", '')
+    """
+    known = [*known]
+    synonyms = {word: meaning for word, meaning in KEYWORDS.items() if meaning in known}
+    return did_you_mean(name, known, synonyms)
 
 
 class _WithoutAttributes:

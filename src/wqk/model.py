@@ -38,6 +38,7 @@ MODEL_SYNONYMS = {
     "heads": "model[layer].heads",
     "heatmap": "wqk.show(model, layer)",
     "layer": "model[layer]",
+    **dict.fromkeys(("d_model", "hidden_size"), 'checkpoint.config["hidden_size"]'),
     "plot": "wqk.scan(model).plot()",
     "scores": "wqk.scan(model)",
     "state_dict": "checkpoint.tensors()",
@@ -96,7 +97,7 @@ def open(
     >>> model[2, 1].qk
     BilinearForm(128 × 128, rank 32)
     """
-    check_options("open", hub)
+    check_options("open", hub, known=("family", "heads_per_layer", "key_heads"))
     if isinstance(ref, Model):
         options = {
             "family": family,
@@ -126,7 +127,7 @@ def _one_number(numbers: Iterable[int], name: str) -> int:
     """Return the one number that all blocks have."""
     distinct = sorted(set(numbers))
     if len(distinct) != 1:
-        raise AttributeError(
+        raise CheckpointError(
             f"the blocks of the model have different numbers of {name}, {distinct}; "
             "each block has its own: model[layer]"
         )
@@ -363,7 +364,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS):
         """Number of layers, if each has one block."""
         places = [(block.stack, block.kind, block.layer) for block in self]
         if places != [(*places[0][:2], layer) for layer in range(len(places))]:
-            raise AttributeError(
+            raise CheckpointError(
                 f"the model has {len(places)} blocks in several stacks, or layers without "
                 "attention: len(model) counts the blocks, and block.layer is the layer"
             )

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
+from tests import small
 from tests.command import run
 
 import wqk
@@ -21,7 +23,10 @@ from wqk._guesses import GUESSES, OPTION_GUESSES
 from wqk._synonyms import ATTRIBUTES, FUNCTIONS
 from wqk._synonyms import VERBS as VERB_SYNONYMS
 from wqk.cli.main import LABORATORY, SECTIONS, command
+from wqk.errors import CheckpointError
 from wqk.kinship.kin import Kinship
+from wqk.live.verification import Verification
+from wqk.sameness.answer import CheckpointComparison
 
 VERBS = [name for names in SECTIONS.values() for name in names if name != "lab"]
 ENCODER, DECODER, INDUCTION = map(wqk.demo_model, ("encoder", "decoder", "induction"))
@@ -68,6 +73,8 @@ def test_every_option_that_advice_names_exists() -> None:
         (["scan", ENCODER, "--out", "-.parquet"], "expected one of -.csv, -.jsonl, -.tex, -.md"),
         (["scan", ENCODER, "--dry-run"], "wqk explain REF shows the tensors and bytes"),
         (["same", ENCODER, ENCODER, "--fix"], "--repair FOLDER writes a repaired copy"),
+        (["scan", ENCODER, "--reverse"], "--sort prints the largest values first"),
+        (["diff", ENCODER, DECODER, "--sort", "moved"], "sort the rows of --csv"),
         (["models"], "the page Models lists the model types"),
         ([str(ENCODER)], f"did you mean wqk scan {ENCODER}?"),
         (["same", ENCODER, ENCODER, "--repair", "-o", "a"], "expected a path, got the option '-o'"),
@@ -176,6 +183,8 @@ def words(*arguments: object) -> list[str]:
         ("show X 0 1", "show X --layer 0 --head 1"),
         ("show X 0 1 a.png", "show X --layer 0 --head 1 --out a.png"),
         ("show X --layer 0 --save a.png", "show X --layer 0 --out a.png"),
+        ("tokens X 0.1", "tokens X --layer 0 --head 1"),
+        ("lab figures fig 2", "lab figure fig2"),
         ("tokens X 0 1 -k 5", "tokens X --layer 0 --head 1 --top 5"),
         ("parts X text.txt", "parts X --text text.txt"),
         ("report a.csv r.html", "report a.csv --out r.html"),
@@ -211,6 +220,9 @@ def test_synonyms_of_attributes_hide_nothing(owner: str) -> None:
         "Block": wqk.Block,
         "BilinearForm": wqk.BilinearForm,
         "Kinship": Kinship,
+        "Head": wqk.Head,
+        "CheckpointComparison": CheckpointComparison,
+        "Verification": Verification,
     }
     assert not {*dir(classes[owner])} & {*ATTRIBUTES[owner]}
 
@@ -231,6 +243,8 @@ def test_pandas_names_of_a_table(tmp_path: Path) -> None:
         assert file.read_text() == same_file.read_text() == getattr(table, name)()
     assert json.loads(table.to_json()) == table.to_dict()
     assert table.df is table.frame
+    assert table.symmetry.equals(table["symmetry"])
+    assert table[["layer", "symmetry"]].columns == ["layer", "symmetry"]
     assert table.head(2).equals(table.frame.head(2))
     explained = wqk.explain(ENCODER)
     assert json.loads(explained.to_json()) == explained.to_dict()
@@ -244,10 +258,14 @@ def test_synonyms_of_a_model() -> None:
     assert model[0].symmetry == model[0].form.symmetry
     head = model[0, 1]
     assert head.W_Q is head.query
+    rotary = wqk.open(small.llama(sides="qkvo", name="llama"))
+    head = rotary[1, 2]
+    np.testing.assert_allclose(head.W_V @ head.W_O, head.ov.numpy(), rtol=1e-5)
+    assert rotary[1].W_Q.shape == (len(rotary[1]), *head.W_Q.shape)
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(d_model=8, d_kv=4, num_heads=2, num_layers=1, vocab_size=9)
     both = wqk.open(transformers.T5Model(config))
-    with pytest.raises(AttributeError, match="several stacks"):
+    with pytest.raises(CheckpointError, match="several stacks"):
         both.n_layers  # noqa: B018
 
 
@@ -255,6 +273,8 @@ def test_text_files_are_lists_of_checkpoints(tmp_path: Path) -> None:
     listing = tmp_path / "models.txt"
     listing.write_text(f"{ENCODER}\n{DECODER}\n")
     (tmp_path / "model.safetensors").write_bytes(Path(ENCODER, "model.safetensors").read_bytes())
+    message = run("scan", str(listing), exits=2).stderr
+    assert f"wqk survey {listing} --out FOLDER scores them" in message
     printed = run("survey", str(listing), "--dry-run").stdout
     assert printed == f"{ENCODER}\n{DECODER}\n"
 

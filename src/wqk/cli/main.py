@@ -157,6 +157,8 @@ class Boundary(click.Group):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if arguments[0] == "table" and "figure" in self.verbs and arguments[1:2]:
             arguments = ["figure", f"table{arguments[1].removeprefix('table')}", *arguments[2:]]
+        if arguments[:2] in (["figure", "fig"], ["figure", "table"]):
+            arguments = ["figure", "".join(arguments[1:3]), *arguments[3:]]
         if arguments[0] not in self.verbs and VERBS.get(arguments[0]) in self.verbs:
             arguments = [VERBS[arguments[0]], *arguments[1:]]
         if arguments[0] not in self.verbs and arguments[0] in LABORATORY:

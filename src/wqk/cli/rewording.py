@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,9 @@ from wqk._synonyms import (
     NUMBERED,
     OPTIONS,
 )
+
+# A layer and a head in one word, as tables name heads: 0.2.
+LAYER_AND_HEAD = re.compile(r"(\d+)\.(\d+)")
 
 
 def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
@@ -106,6 +110,10 @@ def _with_options_for_arguments(
     ending_option, endings = BY_ENDING.get(name, ("", ()))
     if further and Path(words[further[-1]]).suffix in endings and ending_option in options:
         option_before[further.pop()] = ending_option
+    if numbered and len(further) == 1 and (match := LAYER_AND_HEAD.fullmatch(words[further[0]])):
+        layer_option, head_option = numbered
+        before, after = words[: further[0]], words[further[0] + 1 :]
+        return [*before, layer_option, match[1], head_option, match[2], *after]
     if len(further) <= len(numbered) and all(words[place].isdecimal() for place in further):
         option_before |= zip(further, numbered, strict=False)
     result: list[str] = []

@@ -132,6 +132,7 @@ def scan(
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
     from wqk.scanning.scan import scan as scan_checkpoint
+    from wqk.scanning.surveys.planning import with_lists
     from wqk.tables.details import check_details_output
     from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
     from wqk.tables.score_table import check_table_output, join
@@ -154,6 +155,10 @@ def scan(
     last_tables: dict[tuple[str, str | None], ScoreTable] = {}
     jobs: list[tuple[str, str, str | None]] = []
     for ref in refs:
+        if ref.startswith("@") or with_lists([ref]) != [ref]:
+            raise click.UsageError(
+                f"{ref} is a list of checkpoints; wqk survey {ref} --out FOLDER scores them"
+            )
         jobs += product([ref], steps_of(ref), revisions or [None])
     for ref, step, revision in jobs:
         try:

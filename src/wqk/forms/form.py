@@ -96,6 +96,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
     # NumPy defers to the form's own operators.
     __array_ufunc__ = None
 
+    @called_as("BilinearForm(query, key), or BilinearForm.from_matrix(matrix)")
     def __init__(self, query: Any, key: Any) -> None:
         self._set_factors(query, key)
         advice = (

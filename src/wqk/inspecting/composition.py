@@ -31,7 +31,7 @@ from wqk._machine import one_blas_thread, usable_cores
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lack_of_values, lacks_norm, omissions
-from wqk.errors import CheckpointError, TableError, errors_about
+from wqk.errors import CheckpointError, TableError, called_as, errors_about
 from wqk.families import AttentionPlan, Place
 from wqk.forms import chaining
 from wqk.forms.chaining import End
@@ -319,6 +319,7 @@ class CompositionTable(Table):
         yield Text("\n".join(notes), style="dim")
 
 
+@called_as("wqk.compose(ref)")
 def compose(
     ref: Any,
     *,

@@ -29,7 +29,7 @@ import numpy as np
 from wqk._console import Result, counted, number
 from wqk._typing import FilePath, Float
 from wqk.attention import Block
-from wqk.errors import CheckpointError, FormError, WqkError, required_by
+from wqk.errors import CheckpointError, FormError, WqkError, called_as, required_by
 from wqk.families import AttentionPlan, Place
 from wqk.families.naming import embedding_table
 from wqk.forms import BilinearForm
@@ -120,6 +120,7 @@ class HeadLabels(Result):
         yield from self.notes
 
 
+@called_as("wqk.label_heads(model)")
 def label_heads(
     model: Any,
     *,

@@ -25,7 +25,7 @@ from wqk._files import (
     write_atomically,
 )
 from wqk._typing import FilePath
-from wqk.errors import Advising, OutputError, RunError
+from wqk.errors import Advising, OutputError, RunError, called_as
 from wqk.live.addresses import opened_live
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import (
@@ -293,6 +293,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
     [(2, 0, 'ok'), (2, 1, 'degenerate')]
     """
 
+    @called_as("wqk.Monitor(model, path)")
     def __init__(
         self,
         model: Any,

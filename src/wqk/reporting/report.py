@@ -24,7 +24,7 @@ from wqk._console import Shown, counted, number
 from wqk._files import check_output, write_atomically
 from wqk._style import as_image
 from wqk._version import __version__
-from wqk.errors import MissingPackage, TableError, install
+from wqk.errors import MissingPackage, TableError, called_as, install
 from wqk.reporting.payload import digits, in_script, payload, training_result
 from wqk.reporting.pictures import composition_arcs, strongest_pairs
 from wqk.reporting.summary import (
@@ -72,6 +72,7 @@ class Report(Shown):
         return f'<iframe srcdoc="{shown}" style="width:100%;height:45em;border:0"></iframe>'
 
 
+@called_as("wqk.report(table, path)")
 def write_report(
     tables: ReportSource | Sequence[ReportSource],
     path: str | PathLike[str] = "report.html",

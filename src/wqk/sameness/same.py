@@ -123,7 +123,7 @@ def same(
     >>> wqk.same(model, model).same
     True
     """
-    check_options("same", hub, HubFolder)
+    check_options("same", hub, HubFolder, known=("everything", "layers", "repair", "tolerance"))
     _check_arguments(up_to, tolerance, merged_with)
     everything = everything or not FREEDOMS_OF_EVERYTHING.isdisjoint(up_to)
     openings = [

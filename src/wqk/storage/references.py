@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from wqk.errors import CheckpointError, shortened
+from wqk.errors import CheckpointError, keyword_advice, shortened
 
 # Parts of a query that only say that its bearer may read the file; a renewed address has others.
 SIGNATURES = re.compile(
@@ -204,8 +204,14 @@ class HubOptions(HubFolder, total=False):
     base: str | os.PathLike[str] | None  # base model of an adapter, if not the one that it names
 
 
-def check_options(function: str, options: Mapping[str, Any], names: type = HubOptions) -> None:
+def check_options(
+    function: str,
+    options: Mapping[str, Any],
+    names: type = HubOptions,
+    known: Sequence[str] = (),
+) -> None:
     """Refuse an unknown keyword with a `TypeError`, as if the function spelled out its keywords."""
     for name in options:
         if name not in names.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+            advice = keyword_advice(name, [*known, *names.__annotations__])
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{advice}")

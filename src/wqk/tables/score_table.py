@@ -54,7 +54,8 @@ TABLE_SYNONYMS = {
     "loc": "table[layer, head]",
     "report": "wqk.report(table, path)",
     "rows": "frame.rows()",
-    "save": "write(path)",
+    "to_dataframe": "to_pandas()",
+    "to_excel": 'to_pandas().to_excel("table.xlsx")',
     "to_html": "wqk.report(table, path)",
     "top": 'frame.sort("symmetry", descending=True)',
 }
@@ -152,6 +153,8 @@ class Table(Shown):
                 advice = did_you_mean(key, self.frame.columns)
                 raise TableError(f"the table has no column {key!r}{advice}")
             return self.frame[key]
+        if isinstance(key, list) and all(name in self.frame.columns for name in key):
+            return self.frame[key]
         table = self
         for column, index in zip(("layer", "head"), _pair(key), strict=False):
             table = table._only(column, index)
@@ -185,6 +188,8 @@ class Table(Shown):
             synonyms = {**TABLE_SYNONYMS, **self.synonyms}
             if hasattr(pl.DataFrame, name):
                 synonyms = {name: f"frame.{name}"} | synonyms
+            if name in self.frame.columns and name not in synonyms:
+                return self.frame[name]
             advice = ""
             if not name.startswith("_"):
                 advice = did_you_mean(name, public_attributes(self), synonyms)

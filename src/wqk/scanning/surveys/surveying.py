@@ -209,8 +209,8 @@ class SurveyProgress:
 )
 def survey(
     refs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    *,
     out: str | os.PathLike[str],
+    *,
     revisions: Sequence[str] = (),
     gamma: float = 2.0,
     heads: bool = True,

@@ -20,6 +20,7 @@ from wqk.errors import (
     RunError,
     WqkError,
     all_lines,
+    called_as,
     errors_about,
     shortened,
 )
@@ -39,10 +40,11 @@ WATCHED = "wqk-scores"
 LONGEST_WAIT = 30 * 24 * 3600
 
 
+@called_as("wqk.watch(run, out=folder)")
 def watch(
     run: str | os.PathLike[str],
-    *,
     out: str | os.PathLike[str],
+    *,
     until: int | None = None,
     every: float = 10.0,
     gamma: float = 2.0,

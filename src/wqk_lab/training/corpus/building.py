@@ -226,10 +226,15 @@ def _held_out(work: Path, options: CorpusOptions) -> int:
     count = options.count_held_out(len(hashes))
     distinct = np.unique(hashes)
     if count >= len(distinct):
+        advice = "split plain text with document=paragraph or document=line, or set held_out=1"
+        if len(distinct) == 1:
+            advice = (
+                "split plain text with document=paragraph or document=line; a text whose parts are "
+                "all equal cannot be split"
+            )
         raise CorpusError(
             f"{counted(len(distinct), 'different document')}, of which {count} would be held out, "
-            "leave none to train on: split plain text with document=paragraph, or set "
-            "held_out=NUMBER"
+            f"leave none to train on: {advice}"
         )
     return int(distinct[count])
 
