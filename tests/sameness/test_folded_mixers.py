@@ -11,7 +11,7 @@ import transformers
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.sameness.execution import Arrays, run
+from wqk.sameness.execution import ProgramTensors, run
 from wqk.sameness.mismatches import Kind
 
 WIDTH, HEADS, HEAD_WIDTH = 32, 2, 16
@@ -100,8 +100,8 @@ def test_a_projection_that_was_not_rescaled_is_named(
     assert cause.mismatch.verdict is Kind.GAIN_FOLDED
     assert f"{stale}: not rescaled with the norm before it" in cause.mismatch.reason
     right = {n: v.astype(np.float32) for n, v in smoothed(tensors).items()}
-    mended = Arrays(candidate)
-    run(comparison.repair, mended, Arrays(right))
+    mended = ProgramTensors(candidate)
+    run(comparison.repair, mended, ProgramTensors(right))
     repaired, _ = compared(original, {**candidate, **mended.changed}, config)
     assert repaired.same
 

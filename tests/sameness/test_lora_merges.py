@@ -15,7 +15,7 @@ from tests import small
 import wqk
 from wqk.errors import CheckpointError
 from wqk.sameness.edits import LowRank, Stretches, Within
-from wqk.sameness.execution import Arrays, Tensor, run
+from wqk.sameness.execution import ProgramTensors, Tensor, run
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.repairs import Change
 from wqk.sameness.verdicts import Verdict
@@ -175,10 +175,10 @@ def test_a_part_of_a_fused_weight_takes_its_rows_of_the_factor() -> None:
     expected = weight.copy()
     expected[rows.indices] -= 1.5 * (up @ down)[rows.indices]
     np.testing.assert_allclose(edit.apply(weight), expected)
-    tensors = Arrays({"a": weight})
+    tensors = ProgramTensors({"a": weight})
     adapter = {"a": (Tensor(down), Tensor(up))}
     run(Change(("a",), edit).code(), tensors, {}, adapter=adapter)
     np.testing.assert_allclose(tensors.changed["a"], expected)
-    turned = Arrays({"a": weight.T})
+    turned = ProgramTensors({"a": weight.T})
     run(Change(("a",), edit.turned()).code(), turned, {}, adapter=adapter)
     np.testing.assert_allclose(turned.changed["a"], expected.T)
