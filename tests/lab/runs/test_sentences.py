@@ -326,6 +326,21 @@ def shares_of_parts() -> Iterator[str]:
     yield f"which keep {short(on_reviews, 2)} more than random halves"
 
 
+def parts_along_training() -> Iterator[str]:
+    """Yield the sentence of parts.md on step 200 of encoders on Wikipedia."""
+    rows = pl.read_csv(RESULTS / "parts" / "controls.csv", infer_schema_length=None)
+    rows = rows.filter(
+        pl.col("layer").is_null(), pl.col("model") == "rerun-wikipedia-encoder", step=200
+    )
+    means = rows.drop_nulls("loss").group_by("part").agg(pl.mean("loss"), pl.mean("share"))
+    loss = dict(means.select("part", "loss").iter_rows())
+    share = dict(means.select("part", (100 * pl.col("share")).round(0).cast(int)).iter_rows())
+    yield f"all scores explain {short(loss['none'] - loss['whole'], 2)} nats"
+    yield f"its symmetric part keeps {share['symmetric']} %, and random halves {share['random']} %"
+    as_large = share["random, size of symmetric"]
+    yield f"Random parts as large as the symmetric part keep {as_large} %"
+
+
 SENTENCES: dict[str, list[Callable[[], Iterator[str]]]] = {
     "table-1.md": [
         symmetric_starts,
@@ -340,7 +355,12 @@ SENTENCES: dict[str, list[Callable[[], Iterator[str]]]] = {
     "collator.md": [collator],
     "directionality.md": [directionality],
     "conversion.md": [conversions],
-    "parts.md": [parts_of_layers, correlations_of_layers, shares_of_parts],
+    "parts.md": [
+        parts_of_layers,
+        correlations_of_layers,
+        shares_of_parts,
+        parts_along_training,
+    ],
 }
 
 
