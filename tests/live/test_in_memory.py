@@ -512,6 +512,27 @@ def test_a_causal_module_of_one_s_own_is_verified_and_what_it_shows_is_a_family_
     assert wqk.verify(wqk.open(wrong, family=path), batch).verdict == "only form right"
 
 
+class Uncounted(Causal):
+    """An attention that does not show its number of heads."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        del self.num_heads
+
+
+def test_a_module_is_verified_with_the_number_of_heads_that_it_was_opened_with(
+    tmp_path: Path,
+) -> None:
+    """The verified guess is written as a family file, which opens another such module."""
+    torch.manual_seed(0)
+    model = strong(nn.Sequential(Uncounted(), Uncounted()))
+    verified = wqk.verify(wqk.open(model, heads_per_layer=4), torch.randn(2, 7, 32))
+    assert verified.verdict == "right"
+    path = tmp_path / "own.toml"
+    path.write_text(verified.family_file, encoding="utf-8")
+    assert [plan.query.heads for plan in wqk.open(model, family=path).plans] == [4, 4]
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_pytorch_s_own_layers_are_known_and_run_with_their_masks(batch_first: bool) -> None:
     """In evaluation mode they would run on a path of their own, past their attention."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from wqk.families import Place, find_family
+from wqk.families import AttentionPlan, Place
 from wqk.families.rules import AttentionRule
 from wqk.live.addresses import Learned
 from wqk.model import Model
@@ -25,13 +25,15 @@ def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
     guessed = [plan for plan in model.plans if plan.rule.guess]
     if not guessed or any(plan.place not in learned for plan in guessed):
         return ""
+    plans_by_role: dict[tuple[str, str], list[AttentionPlan]] = {}
+    for plan in guessed:
+        plans_by_role.setdefault((plan.stack, plan.kind), []).append(plan)
     rules = []
-    for rule in find_family(model.checkpoint).attention:
-        plans = [plan for plan in guessed if (plan.stack, plan.kind) == (rule.stack, rule.kind)]
+    for plans in plans_by_role.values():
         facts = {learned[plan.place] for plan in plans}
         if len(facts) != 1:
             continue  # layers differ in their masks, which one rule does not say
-        rules.append(_filled_in(rule, facts.pop(), plans[0].query.heads, plans[0].key.heads))
+        rules.append(_filled_in(plans[0].rule, facts.pop(), plans[0].query.heads, plans[0].key.heads))
     if not rules:
         return ""
     name = "".join(c if c.isalnum() else "-" for c in model.name.lower())
