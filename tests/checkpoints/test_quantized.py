@@ -361,6 +361,23 @@ def test_wrong_layers_are_named(tmp_path: Path) -> None:
         assert comparison.same == (named == "The same")
 
 
+def test_weights_of_8_bit_floats_are_where_the_configuration_sets_them(tmp_path: Path) -> None:
+    """Quantized weights of 8-bit floats have no uniform grid, and are not stored plain."""
+    original, _, config = both(tmp_path / "original")
+    groups = {"g": {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}}
+    settings = config["quantization_config"] | {"config_groups": groups}
+    stored = {}
+    for name, weight in safetensors.load_file(original / "model.safetensors").items():
+        scale = weight.abs().max() / 448
+        stored[name] = (weight / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale"] = scale[None]
+    config |= {"quantization_config": settings}
+    assert wqk.same(original, write(tmp_path / "float8", stored, config)).same
+    config |= {"quantization_config": settings | {"ignore": [f"re:.*{Q_PROJ}$"]}}
+    excluded = wqk.same(original, write(tmp_path / "excluded", stored, config))
+    assert "q_proj: plain by the configuration, stored as F8_E4M3" in excluded.sentence
+
+
 def test_two_quantizations_stand_side_by_side(tmp_path: Path) -> None:
     original, fine, config = both(tmp_path / "original", 8)
     _, coarse, config_of_coarse = both(tmp_path / "again", 4)

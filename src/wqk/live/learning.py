@@ -33,7 +33,7 @@ def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
         facts = {learned[plan.place] for plan in plans}
         if len(facts) != 1:
             continue  # layers differ in their masks, which one rule does not say
-        rules.append(_filled_in(plans[0].rule, facts.pop(), plans[0].query.heads, plans[0].key.heads))
+        rules.append(_filled_in(plans[0], facts.pop()))
     if not rules:
         return ""
     name = "".join(c if c.isalnum() else "-" for c in model.name.lower())
@@ -44,12 +44,13 @@ def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _filled_in(rule: AttentionRule, facts: Learned, heads: int, key_heads: int) -> dict[str, Any]:
-    """Return the entries of a rule that differ from the defaults, with what was observed."""
+def _filled_in(plan: AttentionPlan, facts: Learned) -> dict[str, Any]:
+    """Return the entries of a plan's rule that differ from the defaults, with what was observed."""
+    heads, key_heads = plan.query.heads, plan.key.heads
     defaults = {field.name: field.default for field in msgspec.structs.fields(AttentionRule)}
     entries = {
         name: _plain(value)
-        for name, value in msgspec.structs.asdict(rule).items()
+        for name, value in msgspec.structs.asdict(plan.rule).items()
         if name not in ("guess", "heads", "key_heads", "defaults", "every_layer")
         and value != defaults[name]
         and value not in ((), {}, None)

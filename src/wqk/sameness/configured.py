@@ -18,6 +18,7 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint
 from wqk.checkpoints.checkpoint import Overlay
+from wqk.checkpoints.quantization.float8 import FLOAT8
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import AttentionPlan, Composed, Norm, Rotary
 from wqk.families.config import Config
@@ -813,7 +814,8 @@ def _misplaced(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch
         if side is None:
             continue
         for part in side.projection.roles.values():
-            quantized = checkpoint.info(part.name).quantized
+            info = checkpoint.info(part.name)
+            quantized = info.quantized or (info.dtype if info.dtype in FLOAT8 else "")
             is_left_plain = _is_left_plain(checkpoint.config, part.name.removesuffix(".weight"))
             if is_left_plain is bool(quantized):
                 names_by_kind.setdefault(quantized, set()).add(short(part.name))
