@@ -513,7 +513,7 @@ def test_a_causal_module_of_one_s_own_is_verified_and_what_it_shows_is_a_family_
 
 
 class Uncounted(Causal):
-    """An attention that does not show its number of heads."""
+    """Attention in a module without a number of heads."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -523,7 +523,7 @@ class Uncounted(Causal):
 def test_a_module_is_verified_with_the_number_of_heads_that_it_was_opened_with(
     tmp_path: Path,
 ) -> None:
-    """The verified guess is written as a family file, which opens another such module."""
+    """The family file of the verification opens the module as well."""
     torch.manual_seed(0)
     model = strong(nn.Sequential(Uncounted(), Uncounted()))
     verified = wqk.verify(wqk.open(model, heads_per_layer=4), torch.randn(2, 7, 32))
