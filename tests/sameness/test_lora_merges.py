@@ -132,6 +132,36 @@ def test_a_wrong_merge_is_named_and_undone(mistake: str, model: str, tmp_path: P
     assert "adapter[name]" in repair
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_one_mistake_within_attention_and_elsewhere_is_one_line(model: str, tmp_path: Path) -> None:
+    adapter, merged = written(tmp_path, model, MISTAKES["not merged"])
+    comparison = wqk.same(adapter, merged, everything=True)
+    (cause,) = comparison.causes
+    other = {"llama": "up_proj", "gpt2": "c_fc"}[model]
+    assert cause.where == f"decoder self, layers 0-1; {other}, layers 0-1"
+    described = cause.to_dict()
+    assert [block["layer"] for block in described["blocks"]] == [0, 1]
+    assert len(described["outside"]) == 2
+    assert {name for name in described["tensors"] if other in name} == set(described["outside"])
+    assert described["repair"] == comparison.repair
+    lines = [str(line) for line in comparison._shown(100)]
+    assert sum(line.startswith("•") for line in lines) == 1
+
+
+def test_two_mistakes_of_one_adapter_are_two_lines(tmp_path: Path) -> None:
+    adapter, merged = written(tmp_path, "llama", MISTAKES["not merged"], where="up_proj")
+    _, wrong = written(tmp_path / "other", "llama", MISTAKES["merged with the wrong sign"])
+    tensors = load_file(merged / "model.safetensors")
+    wrong_tensors = load_file(wrong / "model.safetensors")
+    mixed = {
+        name: (value if "up_proj" in name else wrong_tensors[name]).numpy()
+        for name, value in tensors.items()
+    }
+    candidate = small.save(tmp_path / "mixed", mixed, MODELS["llama"]()[1])
+    causes = wqk.same(adapter, candidate, everything=True).causes
+    assert [bool(cause.places) for cause in causes] == [True, False]
+
+
 @pytest.mark.parametrize("stabilized", [False, True])
 def test_the_other_formula_of_the_scale_is_named(stabilized: bool, tmp_path: Path) -> None:
     mistake, scale = SCALE_ERRORS[stabilized]

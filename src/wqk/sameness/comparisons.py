@@ -19,6 +19,7 @@ from wqk.sameness.origins import numbers_of
 from wqk.sameness.places_in_words import layers_in_words, places_in_words
 from wqk.sameness.repairs import Step, merged, program
 from wqk.sameness.verdicts import Verdict
+from wqk.sameness.weight_pairs import short
 from wqk.sameness.weights import SCORES
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class RepairCode(str):
 
 @dataclass(frozen=True)
 class Cause:
-    """A mismatch with all blocks, or all tensors outside of forms, that have the mismatch.
+    """A mismatch with all blocks, and all tensors outside of forms, that have the mismatch.
 
     Attributes
     ----------
@@ -184,7 +185,8 @@ class Cause:
     places
         The blocks.
     tensors
-        The reference's names of the tensors, if no block has the mismatch.
+        The reference's names of the tensors. Only a wrong merge of an adapter has both blocks and
+        tensors.
     """
 
     mismatch: Mismatch
@@ -197,7 +199,11 @@ class Cause:
         if not self.tensors:
             return places_in_words(self.places) or "in the configuration"
         layers = {numbers_of(name)[0] for name in self.tensors if numbers_of(name)}
-        return layers_in_words(layers) if layers else few(self.tensors)
+        where = layers_in_words(layers) if layers else few(self.tensors)
+        if not self.places:
+            return where
+        titles = few([*dict.fromkeys(map(short, self.tensors))])
+        return f"{places_in_words(self.places)}; {titles}, {where}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
@@ -324,7 +330,7 @@ class Comparison:
     @property
     def causes(self) -> tuple[Cause, ...]:
         """All causes, each once with the blocks that have it; the most frequent first."""
-        causes = [*_causes_of_blocks(self.blocks), *self.tensor_causes]
+        causes = _with_merges_joined(_causes_of_blocks(self.blocks), self.tensor_causes)
         causes += [Cause(setting, ()) for setting in self.settings]
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
 
@@ -363,6 +369,46 @@ def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
             key = (mismatch.verdict, reason)
             groups.setdefault(key, []).append((mismatch, block.place))
     return [_joined_cause(members) for members in groups.values()]
+
+
+def _with_merges_joined(of_blocks: Sequence[Cause], of_tensors: Sequence[Cause]) -> list[Cause]:
+    """Return all causes; those of one wrong merge of an adapter are joined.
+
+    The same mistake in attention and in other weights is one mistake, with one repair.
+    """
+    causes = [*of_blocks]
+    remaining: list[Cause] = []
+    for cause_of_tensors in of_tensors:
+        for number, cause in enumerate(causes):
+            if _are_one_merge(cause.mismatch, cause_of_tensors.mismatch):
+                causes[number] = _joined_merge(cause, cause_of_tensors)
+                break
+        else:
+            remaining.append(cause_of_tensors)
+    return [*causes, *remaining]
+
+
+def _are_one_merge(mismatch: Mismatch, other: Mismatch) -> bool:
+    """Return whether both are one mistake of merging, and both or neither have a repair."""
+    if mismatch.verdict is not Kind.ADAPTER or other.verdict is not Kind.ADAPTER:
+        return False
+    method, mistake = mismatch.facts.get("method"), mismatch.facts.get("mistake")
+    if mistake is None or (method, mistake) != (
+        other.facts.get("method"),
+        other.facts.get("mistake"),
+    ):
+        return False
+    return bool(mismatch.steps) == bool(other.steps)
+
+
+def _joined_merge(of_blocks: Cause, of_tensors: Cause) -> Cause:
+    """Join two causes of one wrong merge, of blocks and of tensors outside of forms."""
+    mismatch, other = of_blocks.mismatch, of_tensors.mismatch
+    tensors = {**mismatch.facts["tensors"], **other.facts["tensors"]}
+    facts = {**mismatch.facts, "share": other.facts["share"], "tensors": tensors}
+    steps = merged((*mismatch.steps, *other.steps))
+    mismatch = replace(mismatch, steps=steps, facts=facts)
+    return Cause(mismatch, of_blocks.places, of_tensors.tensors)
 
 
 def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:

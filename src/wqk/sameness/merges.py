@@ -299,6 +299,8 @@ def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
             "tensors": dict.fromkeys(names, "weight"),
             "share": None if np.isnan(values).any() else [min(values), max(values)],
             "circuit": SCORES,
+            "method": method,
+            "mistake": mistake,
         }
         steps = merged(Change((member.stored,), member.edit) for member in members)
         modules = ", ".join(dict.fromkeys(member.module for member in members))

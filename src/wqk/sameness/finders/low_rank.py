@@ -32,7 +32,7 @@ def find_decomposed(pair: WeightPair) -> WeightFinding | None:
     mistake = wrong_merge(adapter.start, adapter.update, merged)
     if not mistake:
         return None
-    facts = {"rank": adapter.scale.rank}
+    facts = {"rank": adapter.scale.rank, "method": "DoRA", "mistake": mistake}
     return pair.finding(Kind.ADAPTER, f"the adapter (DoRA) is {mistake}", facts=facts)
 
 
@@ -73,7 +73,12 @@ def find_wrong_merge(pair: WeightPair) -> WeightFinding | None:
     if not merge.explains(2 * rounding):
         return None
     mistake = mistake_of(merge, adapter.scale, 2 * SAME)
-    facts = {"times": merge.share, "rank": adapter.scale.rank}
+    facts = {
+        "times": merge.share,
+        "rank": adapter.scale.rank,
+        "method": "LoRA",
+        "mistake": mistake,
+    }
     edit = _edit_of(merge, adapter, pair, rounding)
     return pair.finding(Kind.ADAPTER, f"the adapter (LoRA) is {mistake}", edit, facts=facts)
 
