@@ -157,10 +157,10 @@ class Boundary(click.Group):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if arguments[0] == "table" and "figure" in self.verbs and arguments[1:2]:
             arguments = ["figure", f"table{arguments[1].removeprefix('table')}", *arguments[2:]]
-        if arguments[:2] in (["figure", "fig"], ["figure", "table"]):
-            arguments = ["figure", "".join(arguments[1:3]), *arguments[3:]]
         if arguments[0] not in self.verbs and VERBS.get(arguments[0]) in self.verbs:
             arguments = [VERBS[arguments[0]], *arguments[1:]]
+        if arguments[:2] in (["figure", "fig"], ["figure", "table"]):
+            arguments = ["figure", "".join(arguments[1:3]), *arguments[3:]]
         if arguments[0] not in self.verbs and arguments[0] in LABORATORY:
             raise click.UsageError(f"wqk {arguments[0]} is now wqk lab {arguments[0]}")
         if arguments[0] == "help" and context.parent is None:
