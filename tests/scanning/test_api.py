@@ -20,9 +20,11 @@ from tests.limits import failing
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import wqk
+from wqk._console import plain
 from wqk._machine import all_blas_threads, one_blas_thread
 from wqk.errors import MissingPackage, TableError
 from wqk.forms.scores import looks_random
+from wqk.tables.rendering import overview
 
 ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
@@ -242,6 +244,23 @@ def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
     assert "circuit ov" in repr(values)
     assert "ignored: biases" in repr(wqk.scan(ENCODER))
     assert "biases" not in repr(table).split("ignored")[-1][:60]
+
+
+def test_long_paths_stay_on_their_lines(tmp_path):
+    folder = tmp_path / "models-of-many-kinds" / "of-language"
+    folder.mkdir(parents=True)
+    names = ["bert-base-uncased-finetuned-mnli", "gpt2"]
+    for name in names:
+        shutil.copytree(ENCODER, folder / name)
+    table = wqk.scan([folder / name for name in names], heads=False)
+    lines = plain(*overview(table, 80), width=80).splitlines()
+    assert f"medians over layers, of {folder}" in "".join(lines).replace("of/", "of /")
+    assert [line.split()[0] for line in lines if "encoder self" in line] == [
+        "bert-base-unca…finetuned-mnli",
+        "gpt2",
+    ]
+    wide = plain(*overview(table, 200), width=200)
+    assert str(folder / names[0]) in wide
 
 
 def test_a_checkpoint_without_a_step_has_none_in_the_overview(tmp_path):

@@ -197,7 +197,7 @@ def scan(
     elif ending:
         display.print_table(joined, ending)
     elif len(jobs) > 1:
-        console.print(*overview(joined), *definitions(joined, full), sep="\n")
+        console.print(*overview(joined, console.width), *definitions(joined, full), sep="\n")
         _print_placements(last_tables.values())
     if out:
         joined.write(out)

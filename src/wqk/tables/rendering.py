@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from wqk._style import (
     new_figure,
     style,
 )
-from wqk.errors import TableError, did_you_mean
+from wqk.errors import TableError, did_you_mean, shortened
 from wqk.tables import sheet
 from wqk.tables.changes import sentences
 from wqk.tables.columns import COLUMNS, MEASURES, Column
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
 
 # The scores that are shown by default. The directionality is that of the published tables, by
 # excess, in tables, ranks, figures and reports alike.
+# Width of a table of medians without the names of the checkpoints and the steps; width of steps.
+WIDTH_OF_MEDIANS, WIDTH_OF_STEPS = 50, 8
 HEADLINE = ("symmetry", "directionality_excess")
 
 # Smallest width of half a bar, in cells.
@@ -103,7 +106,7 @@ def score_table(table: ScoreRows, width: int) -> Iterator[Any]:
     """Yield the layers of one checkpoint and their heads; for several, their medians."""
     checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
     if checkpoints.height > 1:
-        yield from overview(table)
+        yield from overview(table, width)
     elif len(table):
         yield from one_checkpoint(table, width)
     else:
@@ -356,7 +359,7 @@ def left_out(table: ScoreRows) -> Iterator[str]:
         yield f"ignored{blocks}: {'; '.join(phrases)} (wqk explain)"
 
 
-def overview(table: ScoreRows) -> Iterator[Any]:
+def overview(table: ScoreRows, width: int) -> Iterator[Any]:
     """Medians over layers, one line for each checkpoint and kind of attention."""
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
@@ -365,15 +368,19 @@ def overview(table: ScoreRows) -> Iterator[Any]:
     step_heading = ["step"] if has_steps else []
     headings = ["checkpoint", *step_heading, "attention", *map(label, HEADLINE)]
     lines = Sheet.of(*headings, text=["checkpoint", "attention"])
-    for row in rows.head(MOST_LINES).iter_rows(named=True):
-        cells = [title(row)]
+    printed = [*rows.head(MOST_LINES).iter_rows(named=True)]
+    longest = max(16, width - WIDTH_OF_MEDIANS - has_steps * WIDTH_OF_STEPS)
+    folder, names = short_names([title(row) for row in printed], longest)
+    for name, row in zip(names, printed, strict=True):
+        cells = [name]
         if has_steps:
             cells.append("–" if row["step"] is None else str(row["step"]))
         cells.append(f"{row['stack']} {row['kind']}")
         cells += [number(row[f"{score}_median"]) for score in HEADLINE]
         lines.add(*cells)
     conditional = conditions(table.frame, table.metadata, every=False)
-    yield Text(f"\nmedians over {', '.join([over, *conditional])}", style="dim")
+    where = f", of {folder}" if folder else ""
+    yield Text(f"\nmedians over {', '.join([over, *conditional])}{where}", style="dim")
     yield lines
     if rows.height > MOST_LINES:
         yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
@@ -682,6 +689,28 @@ def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 # Columns that a title adds to a model's name if models of that name differ in them.
 DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
+
+
+def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
+    """Return the folder that all names share, and the names without the folder.
+
+    If no name is too long for a line of a table, the folder is empty. Names that are too long
+    without the folder lose their middle.
+
+    Examples
+    --------
+    >>> short_names(["/models/of/1/a", "/models/of/1/b/c"], longest=9)
+    ('/models/of/1', ['a', 'b/c'])
+    >>> short_names(["/models/of/a", "owner/b"], longest=9)
+    ('', ['/mod…of/a', 'owner/b'])
+    """
+    if all(len(name) <= longest for name in names):
+        return "", [*names]
+    folder = posixpath.commonprefix(names).rpartition("/")[0]
+    if len(set(names)) == 1:
+        folder = ""
+    start = len(folder) + 1 if folder else 0
+    return folder, [shortened(name[start:], longest) for name in names]
 
 
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
