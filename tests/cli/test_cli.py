@@ -8,6 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,14 @@ def test_who_asks_for_a_verb_of_the_laboratory_is_told_where_it_is(verb: str) ->
     result = run(verb, "anything", exits=2)
     assert result.stderr.splitlines()[-1] == f"Error: wqk {verb} is now wqk lab {verb}"
     run("lab", verb, "--help")
+
+
+def test_the_version_is_that_of_the_package_and_of_what_families_were_proven_against() -> None:
+    proven = tomllib.loads((resources.files("wqk.families") / "proven.toml").read_text("utf-8"))
+    assert run("--version").stdout.splitlines() == [
+        f"wqk, version {version('wqk')}",
+        f"families proven against transformers {proven['transformers']}",
+    ]
 
 
 def test_scan_prints_a_table_that_fits_the_terminal() -> None:

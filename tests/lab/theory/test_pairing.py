@@ -144,3 +144,5 @@ def test_what_updates_have_in_common() -> None:
     assert 0.8 < values.mean() < 1.2
     with pytest.raises(TheoryError, match="takes three of them, got 2"):
         common_symmetry([BilinearForm(symmetric, symmetric)] * 2)
+    equal = common_symmetry([BilinearForm(symmetric, np.eye(12))] * 3)
+    np.testing.assert_allclose(equal, 1)  # three are enough, and have everything in common

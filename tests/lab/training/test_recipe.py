@@ -46,6 +46,22 @@ WRONG_RECIPES = [
 ]
 
 
+AT_A_LIMIT: list[dict[str, Any]] = [
+    {"warmup": 10, "steps": 10},
+    {"warmup": 0, "steps": 1},
+    {"width": 30, "heads": 30},
+    {"layers": 1, "dropout": 0.0},
+    {"block": 2, "mask_share": 0.3},
+    {"seed": 0, "weight_decay": 0.0, "penalty_weight": 0.0},
+]
+
+
+@pytest.mark.parametrize("fields", AT_A_LIMIT, ids=str)
+def test_a_value_at_a_limit_is_one_that_is_taken(fields: dict[str, Any]) -> None:
+    recipe = make_recipe(**fields)
+    assert {name: getattr(recipe, name) for name in fields} == fields
+
+
 @pytest.mark.parametrize(
     ("size", "table_s1"), [("base", (12, 768, 12, 3072)), ("mini", (4, 256, 4, 1024))]
 )
