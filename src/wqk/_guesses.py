@@ -66,7 +66,7 @@ GUESSES = (
     _guess(
         call="wqk.same(reference, candidate), or wqk.diff(reference, candidate)",
         command="wqk same REFERENCE CANDIDATE finds what a conversion did, and wqk diff A B "
-        "measures how far apart two models are",
+        "measures how far apart two models are; wqk scan A B puts their scores side by side",
         names="compare compare_models compare_runs",
     ),
     _guess(
@@ -133,6 +133,11 @@ GUESSES = (
         call="wqk.clip_(model, limit, wqk.logits(model, batch))",
         command="weights are clipped in Python: wqk.clip_(model, limit, wqk.logits(model, batch))",
         names="clip muonclip qk_clip qk_clip_ qkclip",
+    ),
+    _guess(
+        call="wqk.Clipper(model, limit)",
+        command="",
+        names="MuonClip QKClip QKClipper QkClip",
     ),
     _guess(
         call="wqk.attention_matrices(model, batch)",
@@ -335,6 +340,12 @@ OPTION_GUESSES = (
         "--sort prints the largest values first; --csv prints all rows for other orders",
     ),
     _option_guess("--sort --sort-by --order-by", "--csv", "sort the rows of --csv"),
+    _option_guess(
+        "--where --filter --query",
+        "--sort",
+        "--sort COLUMN --top N prints the largest, and --csv all rows to filter",
+    ),
+    _option_guess("--where --filter --query", "--csv", "filter the rows of --csv"),
     _option_guess("--columns --column --select --fields", "--csv", "--csv prints all columns"),
     _option_guess("--no-color --no-colour --color", advice="set NO_COLOR=1 in the environment"),
     _option_guess(

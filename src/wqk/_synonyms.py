@@ -34,6 +34,10 @@ PANDAS = frozenset(
         "sort_values",
     ]
 )
+# Of these, the methods that compute one result of several rows.
+PANDAS_AGGREGATES = frozenset(
+    ["agg", "aggregate", "boxplot", "corr", "describe", "groupby", "hist", "pivot_table"]
+)
 _POLARS = "columns dtypes group_by head schema select sort tail to_dicts to_numpy with_columns"
 
 # Attributes that stand for a synonym, by the class of their owner. Classes that inherit from the
@@ -85,9 +89,12 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "eigvals": "eigenvalues",
         "frobenius_norm": "norm",
         "svdvals": "singular_values",
+        "to_dense": "dense",
         "to_numpy": "numpy",
         "todense": "dense",
     },
+    "Clipper": {"step": "__call__"},
+    "Monitor": {"step": "__call__", "to_pandas": "table.to_pandas"},
     "CheckpointComparison": dict.fromkeys(("equal", "is_same", "ok"), "same"),
     "Verification": dict.fromkeys(("max_difference", "max_error"), "difference"),
     "Kinship": dict.fromkeys(("p_value", "pvalue"), "p"),
@@ -120,7 +127,7 @@ KEYWORDS = {
     **dict.fromkeys(("filename", "log_path", "out"), "path"),
     "layer": "layers",
     "per_head": "heads",
-    "threshold": "limit",
+    **dict.fromkeys(("tau", "threshold"), "limit"),
 }
 
 # Verbs of the command, by their synonyms.
@@ -151,6 +158,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "--base-model": ("--base",),
     "--ov": ("--circuit", "ov"),
     "--all-columns": ("--full",),
+    "--fix": ("--repair",),
 }
 
 # Values of ``--format``, and the words that replace the option with its value.
@@ -177,3 +185,5 @@ BY_ENDING = {
     "report": ("--out", (".html",)),
     "show": ("--out", (".png", ".pdf", ".svg")),
 }
+# The option of words that follow a verb's own arguments, if each is one of these.
+BY_WORD = {"train": ("--mode", ("encoder", "decoder"))}

@@ -23,7 +23,8 @@ from wqk._guesses import GUESSES, OPTION_GUESSES
 from wqk._synonyms import ATTRIBUTES, FUNCTIONS
 from wqk._synonyms import VERBS as VERB_SYNONYMS
 from wqk.cli.main import LABORATORY, SECTIONS, command
-from wqk.errors import CheckpointError
+from wqk.cli.rewording import reworded
+from wqk.errors import CheckpointError, TableError
 from wqk.kinship.kin import Kinship
 from wqk.live.verification import Verification
 from wqk.sameness.answer import CheckpointComparison
@@ -72,7 +73,11 @@ def test_every_option_that_advice_names_exists() -> None:
         (["scan", ENCODER, "--csv", "--format", "latex"], "choose one"),
         (["scan", ENCODER, "--out", "-.parquet"], "expected one of -.csv, -.jsonl, -.tex, -.md"),
         (["scan", ENCODER, "--dry-run"], "wqk explain REF shows the tensors and bytes"),
-        (["same", ENCODER, ENCODER, "--fix"], "--repair FOLDER writes a repaired copy"),
+        (["same", ENCODER, ENCODER, "--apply"], "--repair FOLDER writes a repaired copy"),
+        (["scan", ENCODER, "--where", "symmetry > 0"], "--sort COLUMN --top N prints the largest"),
+        (["diff", ENCODER, DECODER, "--filter", "layer < 3"], "filter the rows of --csv"),
+        (["compare", ENCODER, DECODER], "wqk scan A B puts their scores side by side"),
+        (["lab", "train", "decoder", "-o", "run"], "Missing option '--corpus'"),
         (["scan", ENCODER, "--reverse"], "--sort prints the largest values first"),
         (["diff", ENCODER, DECODER, "--sort", "moved"], "sort the rows of --csv"),
         (["models"], "the page Models lists the model types"),
@@ -219,7 +224,9 @@ def test_synonyms_of_attributes_hide_nothing(owner: str) -> None:
         "Model": wqk.Model,
         "Block": wqk.Block,
         "BilinearForm": wqk.BilinearForm,
+        "Clipper": wqk.Clipper,
         "Kinship": Kinship,
+        "Monitor": wqk.Monitor,
         "Head": wqk.Head,
         "CheckpointComparison": CheckpointComparison,
         "Verification": Verification,
@@ -267,6 +274,32 @@ def test_synonyms_of_a_model() -> None:
     both = wqk.open(transformers.T5Model(config))
     with pytest.raises(CheckpointError, match="several stacks"):
         both.n_layers  # noqa: B018
+
+
+def test_synonyms_of_a_form_and_in_training() -> None:
+    form = wqk.open(ENCODER)[0, 1].qk
+    np.testing.assert_array_equal(form.to_dense(), form.dense())
+    network = small.running(key_heads=2)
+    monitor = wqk.Monitor(network)
+    assert monitor.step(0)
+    assert len(monitor.to_pandas()) == len(monitor.table)
+    assert wqk.Clipper(network, None).step().limit is None
+
+
+def test_aggregates_of_a_table_have_rows_of_one_kind() -> None:
+    table = wqk.scan(ENCODER)
+    with pytest.raises(TableError, match="layers and of heads"):
+        table.groupby("layer")
+    means = table.heads.groupby("layer")["symmetry"].mean()
+    by_head = wqk.open(ENCODER)[2].heads.symmetry
+    assert means[2] == pytest.approx(np.mean(by_head))
+
+
+def test_a_word_for_the_mode_of_training() -> None:
+    line = reworded(LABORATORY["train"], ["decoder", "--steps", "50", "-o", "run"])
+    assert line == ["--mode", "decoder", "--steps", "50", "-o", "run"]
+    line = reworded(command.verbs["same"], ["a", "b", "--fix", "fixed"])
+    assert line == ["a", "b", "--repair", "fixed"]
 
 
 def test_text_files_are_lists_of_checkpoints(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import click
 from wqk._synonyms import (
     ADAPTER_OPTIONS,
     BY_ENDING,
+    BY_WORD,
     CHECKPOINT_OPTIONS,
     FORMAT_OPTIONS,
     FORMATS,
@@ -110,6 +111,9 @@ def _with_options_for_arguments(
     ending_option, endings = BY_ENDING.get(name, ("", ()))
     if further and Path(words[further[-1]]).suffix in endings and ending_option in options:
         option_before[further.pop()] = ending_option
+    word_option, known_words = BY_WORD.get(name, ("", ()))
+    if len(further) == 1 and words[further[0]] in known_words and word_option in options:
+        option_before[further.pop()] = word_option
     if numbered and len(further) == 1 and (match := LAYER_AND_HEAD.fullmatch(words[further[0]])):
         layer_option, head_option = numbered
         before, after = words[: further[0]], words[further[0] + 1 :]

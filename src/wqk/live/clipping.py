@@ -39,7 +39,7 @@ from wqk._files import append_lines
 from wqk._typing import FilePath, Float
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
-from wqk.errors import CheckpointError, FormError, RunError, called_as, required_by
+from wqk.errors import Advising, CheckpointError, FormError, RunError, called_as, required_by
 from wqk.families import AttentionPlan, Composed, Place, Side
 from wqk.live.addresses import known_plans, network_of, opened_live
 from wqk.live.logits import LogitMeter, Logits
@@ -246,7 +246,7 @@ def _clipped(
     return Clipping(limit, tuple(heads), tuple(notes))
 
 
-class Clipper:
+class Clipper(Advising):
     """Clips a model after each optimizer step by the logits of every pass since the step before.
 
     As in MuonClip, the maximum of a head is taken over all micro-batches, sequences and processes.
@@ -294,6 +294,7 @@ class Clipper:
     ...
     """
 
+    @called_as("wqk.Clipper(model, limit)")
     def __init__(
         self,
         model: Any,

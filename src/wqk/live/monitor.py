@@ -165,7 +165,7 @@ SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
     "plot": "table.plot()",
     "report": "wqk.report(monitor.table, path)",
     "summary": "latest",
-    **dict.fromkeys(("step", "record", "update", "log", "score"), "monitor(step)"),
+    **dict.fromkeys(("record", "update", "log", "score"), "monitor(step)"),
 }
 
 
@@ -356,6 +356,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self.latest: ScoreTable | None = None
         self.costs: list[LookCost] = []
 
+    @called_as("monitor(step)")
     def __call__(self, step: int) -> dict[str, float]:
         """Compute scores if they are due after ``step`` optimizer steps.
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from wqk._console import Shown, json_text, json_value
 from wqk._files import check_output, require_file, write_atomically
-from wqk._synonyms import PANDAS, meant_attribute
+from wqk._synonyms import PANDAS, PANDAS_AGGREGATES, meant_attribute
 from wqk._typing import FilePath
 from wqk.errors import (
     MissingPackage,
@@ -197,7 +197,12 @@ class Table(Shown):
             raise unknown_attribute(message, name)
 
     def _in_pandas(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the pandas frame."""
+        """Call a method of the pandas frame; one that aggregates needs rows of a single kind."""
+        if method in PANDAS_AGGREGATES and 0 < len(self.heads) < len(self):
+            raise TableError(
+                f"{method}() would mix the rows of layers and of heads; call it on table.layers or "
+                "on table.heads"
+            )
         return getattr(self.to_pandas(), method)(*arguments, **options)
 
     def _text(self, ending: str, path: FilePath | None, index: bool = False) -> str | None:
@@ -233,6 +238,9 @@ class Table(Shown):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the frame as a pandas frame.
+
+        The rows of whole layers come with those of heads: ``table.layers.to_pandas()`` and
+        ``table.heads.to_pandas()`` have rows of one kind, which can be averaged.
 
         Raises
         ------
