@@ -38,6 +38,11 @@ WRONG_FILES = [
     ("RULE\n[attention.rotary]\nordr = 1", "at `PLACE.rotary`; did you mean 'order'"),
     ("RULE\n[attention.rotary]\nbase = 'b'", "field `order` - at `PLACE.rotary`"),
     (
+        "RULE\n[attention.rotary]\norder = 'half'\n"
+        "kinds = { full = { parameters = 'main', base = 'b', sclaed = false } }",
+        "unknown key 'sclaed' - at `PLACE.rotary.kinds.*`; did you mean 'scaled'",
+    ),
+    (
         "HEAD\n[[attention]]\nstack = 3\nquery = 'q{layer}'\nkey = 'k{layer}'",
         "expected `str`, got `int` - at `PLACE.stack`",
     ),

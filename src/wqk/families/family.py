@@ -20,7 +20,7 @@ from wqk._files import read_text
 from wqk._typing import FilePath
 from wqk.errors import UnknownFamily, did_you_mean
 from wqk.families.model_types import default_values
-from wqk.families.rules import AttentionRule, Family, RotaryRule
+from wqk.families.rules import AttentionRule, Family, RotaryKind, RotaryRule
 
 # Characters of a family file; the shipped ones have at most 6,000.
 LARGEST_FILE = 65_536
@@ -110,8 +110,12 @@ def _with_advice(message: str) -> str:
         return message[0].lower() + message[1:]
     key, place = match.groups()
     table: type[msgspec.Struct] = Family
-    if place:
-        table = RotaryRule if "rotary" in place else AttentionRule
+    if ".rotary.kinds[" in place:
+        table = RotaryKind
+    elif ".rotary" in place:
+        table = RotaryRule
+    elif place:
+        table = AttentionRule
     known = table.__struct_fields__
     advice = did_you_mean(key, known) or f"; known are {', '.join(known)}"
     return f"unknown key {key!r}{place}{advice}"
