@@ -418,7 +418,9 @@ def shares_table() -> list[str]:
 def training_table() -> list[str]:
     """Return a table of the shares that parts keep along training, of seeds with all steps."""
     rows = pl.read_csv(PARTS / "controls.csv").filter(pl.col("layer").is_null())
-    rows = rows.drop_nulls("share").filter(pl.col("model").is_in(ALONG_TRAINING))
+    # Before training scores explain nothing, and most runs have no share.
+    rows = rows.filter(pl.col("model").is_in(ALONG_TRAINING), pl.col("step") > 0)
+    rows = rows.drop_nulls("share")
     steps_of_run = pl.col("step").n_unique().over("model", "seed")
     complete = rows.filter(steps_of_run == steps_of_run.max())
     lines = [

@@ -329,9 +329,19 @@ def shares_of_parts() -> Iterator[str]:
 def parts_along_training() -> Iterator[str]:
     """Yield the sentence of parts.md on step 200 of encoders on Wikipedia."""
     rows = pl.read_csv(RESULTS / "parts" / "controls.csv", infer_schema_length=None)
-    rows = rows.filter(
-        pl.col("layer").is_null(), pl.col("model") == "rerun-wikipedia-encoder", step=200
+    rows = rows.filter(pl.col("layer").is_null())
+    untrained = (
+        rows.filter(step=0).drop_nulls("loss").pivot("part", index=["model", "seed"], values="loss")
     )
+    assert untrained.height == 4
+    explained = (untrained["none"] - untrained["whole"]).max()
+    changes = untrained.select(pl.exclude("model", "seed", "whole", "none") - pl.col("whole"))
+    largest = max(abs(change) for row in changes.rows() for change in row)
+    yield (
+        f"all scores explain at most {short(explained, 3)} nats, and the loss with any part is "
+        f"within {short(largest, 3)} nats of the whole model's"
+    )
+    rows = rows.filter(pl.col("model") == "rerun-wikipedia-encoder", step=200)
     means = rows.drop_nulls("loss").group_by("part").agg(pl.mean("loss"), pl.mean("share"))
     loss = dict(means.select("part", "loss").iter_rows())
     share = dict(means.select("part", (100 * pl.col("share")).round(0).cast(int)).iter_rows())
