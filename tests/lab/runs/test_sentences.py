@@ -174,6 +174,9 @@ def starts_taken_apart() -> Iterator[str]:
     yield "(last losses {:.2f} to {:.2f}), where fourteen random starts do".format(*ends)
     assert runs.filter(start="symmetric part")["first_below"].count() == 15
     yield "With the symmetric part alone all fifteen do"
+    low, high = results(RESULTS / "starts")["symmetric-part"].allowed
+    assert low > -0.02
+    yield f"a cost of more than {short(high, 3)} as well"
     same, negated = (effect("starts", name) for name in ("same-token", "negated"))
     yield f"(`same-token`: {short(same, 3)} nats, W_k = −W_q {short(negated, 3)})"
     losses = runs.pivot("start", index="seed", values="plateau_loss")
@@ -351,6 +354,38 @@ def parts_along_training() -> Iterator[str]:
     yield f"Random parts as large as the symmetric part keep {as_large} %"
 
 
+def larger_models() -> Iterator[str]:
+    """Yield sentences of larger.md."""
+    runs = pl.read_csv(RESULTS / "larger" / "starts.csv")
+    seeds = runs.group_by("start").len()["len"]
+    assert seeds.n_unique() == 1
+    count = {9: "Nine", 10: "Ten"}[seeds[0]]
+    yield f"{count} of ten planned seeds were run"
+    yield f"experiment {count.lower()} are trained, in four of five arms"
+    held, part = (effect("larger", f"larger-{name}") for name in ("tied", "symmetric-part"))
+    yield f"(`larger-tied`): {short(held, 3)} nats, in every seed"
+    yield f"(`larger-symmetric-part`): {short(part, 3)} nats"
+    low, high = results(RESULTS / "starts")["symmetric-part"].allowed
+    yield f"the interval is {short(low, 3)} to +{short(high, 3)}"
+    wide = runs.with_columns(pl.col("start").str.strip_prefix("larger "))
+    loss = wide.pivot("start", index="seed", values="plateau_loss")
+    assert (loss["tied"] > loss["symmetric"]).all()
+    small = pl.read_csv(RESULTS / "starts" / "runs.csv").filter(start="random")["first_below"]
+    large = wide.filter(start="random")["first_below"]
+    yield (
+        f"random starts fall below 3.0 between steps {large.min()} and {large.max()} here, and "
+        f"between {small.min()} and {small.max()} in the two-layer models"
+    )
+    step = wide.pivot("start", index="seed", values="first_below")
+    last = wide.pivot("start", index="seed", values="last_loss")
+    sooner = (step["random"] - step["symmetric part"]).mean()
+    behind = (last["symmetric part"] - last["random"]).mean()
+    yield f"({sooner:.0f} steps sooner in the mean) and is {short(behind, 2)} nats behind at step"
+    plateau = (loss["symmetric"] - loss["random"]).mean()
+    at_the_end = (last["symmetric"] - last["random"]).mean()
+    yield f"higher by {short(plateau, 3)} nats in the mean, and by {short(at_the_end, 2)} at step"
+
+
 SENTENCES: dict[str, list[Callable[[], Iterator[str]]]] = {
     "table-1.md": [
         symmetric_starts,
@@ -361,6 +396,7 @@ SENTENCES: dict[str, list[Callable[[], Iterator[str]]]] = {
         pre_norm_runs,
     ],
     "starts.md": [starts_taken_apart],
+    "larger.md": [larger_models],
     "linear.md": [linear_attention],
     "collator.md": [collator],
     "directionality.md": [directionality],
