@@ -60,19 +60,19 @@ class Rows:
         The rows of all heads, and their biases.
     norm
         The norm before the projection.
-    shift
+    score_norm_bias
         The bias of the norm between projection and score, in the size of the projected vectors.
     """
 
     weight: Float[np.ndarray, "heads width d"]
     bias: Float[np.ndarray, "heads width"] | None
     norm: InputNorm | None
-    shift: Float[np.ndarray, "heads width"] | None = None
+    score_norm_bias: Float[np.ndarray, "heads width"] | None = None
 
     @property
     def columns(self) -> int:
         """Number of columns of a head: inputs, the bias, and the bias of the norm after it."""
-        return int(self.weight.shape[2]) + 1 + (self.shift is not None)
+        return int(self.weight.shape[2]) + 1 + (self.score_norm_bias is not None)
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
         """Return one head in float64, with the biases last, (R, D + 1) or (R, D + 2)."""
@@ -86,8 +86,8 @@ class Rows:
         rows = np.empty((width, self.columns), order="C" if is_contiguous else "F")
         rows[:, :inputs] = weight[0]
         rows[:, inputs] = 0 if bias is None else bias[0]
-        if self.shift is not None:
-            rows[:, inputs + 1] = self.shift[head]
+        if self.score_norm_bias is not None:
+            rows[:, inputs + 1] = self.score_norm_bias[head]
         return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.adapters import NotAnAdapter
@@ -45,34 +45,68 @@ def open_both(
     if base is not None:
         openings = _with_base(openings, base)
     errors: list[Exception] = []
-    models = [_opened(opening, errors) for opening in openings]
-    known = next((model for model in models if model is not None), None)
-    if known is None and heads is None:
+    opened = [_opened(opening, errors) for opening in openings]
+    complete = next((model for model in opened if model is not None), None)
+    if complete is None and heads is None:
         raise errors[0]
+    models: list[Model] = []
     notes: list[str] = []
-    for number, opening in enumerate(openings):
-        if models[number] is not None:
-            continue
-        turned = opened_turned(known, opening) if number == 1 and known is not None else None
-        if turned is not None:
-            models[number] = turned
-            continue
-        counts, source = (heads, key_heads), "as given"
-        if heads is None and known is not None:
-            plan, source = known.plans[0], f"as in {known.name}"
-            counts = plan.query.heads, plan.key.heads
-            if counts[0] == counts[1]:
-                counts = counts[0], None
-        numbers = {"heads_per_layer": counts[0], "key_heads": counts[1]}
-        model = _opened(opening | numbers, errors)
+    for number, (model, opening) in enumerate(zip(opened, openings, strict=True)):
+        is_candidate = number == 1
+        if model is None and is_candidate and complete is not None:
+            model = opened_turned(complete, opening)
         if model is None:
-            raise errors[0]
-        config = model.checkpoint.config
-        if heads is None and "model_type" in config and is_configured(config):
-            raise errors[0]  # transformers would fill in a number, and it is the wrong one
-        models[number] = model
-        notes.append(f"{model.name} lacks its number of heads: {counts[0]} query heads, {source}")
-    return [model for model in models if model is not None], notes
+            counts = _HeadCounts(heads, key_heads, "as given")
+            if heads is None and complete is not None:
+                counts = _head_counts_of(complete)
+            model = _opened_with(counts, opening, errors)
+            config = model.checkpoint.config
+            if heads is None and "model_type" in config and is_configured(config):
+                raise errors[0]  # transformers would fill in a number, and it is the wrong one
+            notes.append(counts.note(model))
+        models.append(model)
+    return models, notes
+
+
+class _HeadCounts(NamedTuple):
+    """Numbers of heads for a model that does not contain its own.
+
+    Attributes
+    ----------
+    heads
+        Number of query heads.
+    key_heads
+        Number of key heads; None for that of the query heads.
+    source
+        Where the numbers are from.
+    """
+
+    heads: int | None
+    key_heads: int | None
+    source: str
+
+    def note(self, model: Model) -> str:
+        """Return the note that a model was read with these numbers."""
+        return f"{model.name} lacks its number of heads: {self.heads} query heads, {self.source}"
+
+
+def _head_counts_of(model: Model) -> _HeadCounts:
+    """Return the numbers of heads of a model's first block."""
+    plan = model.plans[0]
+    query_heads, key_heads = plan.query.heads, plan.key.heads
+    differing_key_heads = None if key_heads == query_heads else key_heads
+    return _HeadCounts(query_heads, differing_key_heads, f"as in {model.name}")
+
+
+def _opened_with(
+    counts: _HeadCounts, opening: dict[str, Any], errors: Sequence[Exception]
+) -> Model:
+    """Open a model with numbers of heads; raise the first of ``errors`` if that fails, too."""
+    numbers = {"heads_per_layer": counts.heads, "key_heads": counts.key_heads}
+    model = _opened(opening | numbers, [])
+    if model is None:
+        raise errors[0]
+    return model
 
 
 def _with_base(openings: Sequence[dict[str, Any]], base: Any) -> list[dict[str, Any]]:

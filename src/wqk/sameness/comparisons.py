@@ -392,13 +392,10 @@ def _are_one_merge(mismatch: Mismatch, other: Mismatch) -> bool:
     """Return whether both are one mistake of merging, and both or neither have a repair."""
     if mismatch.verdict is not Kind.ADAPTER or other.verdict is not Kind.ADAPTER:
         return False
-    method, mistake = mismatch.facts.get("method"), mismatch.facts.get("mistake")
-    if mistake is None or (method, mistake) != (
-        other.facts.get("method"),
-        other.facts.get("mistake"),
-    ):
+    if "mistake" not in mismatch.facts:  # no model is an adapter: a change of low rank
         return False
-    return bool(mismatch.steps) == bool(other.steps)
+    agree = all(mismatch.facts[key] == other.facts.get(key) for key in ("method", "mistake"))
+    return agree and bool(mismatch.steps) == bool(other.steps)
 
 
 def _joined_merge(of_blocks: Cause, of_tensors: Cause) -> Cause:

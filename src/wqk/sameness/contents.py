@@ -169,32 +169,37 @@ def chunk_pairs(
 
 
 def equal_parts(
-    checkpoints: Sequence[Checkpoint], parts: Sequence[Part], numbers: bool = False
+    checkpoints: Sequence[Checkpoint], parts: Sequence[Part], *, reads_numbers: bool = False
 ) -> bool:
-    """Return whether two parts have one type and shape, and are stored as the same bytes.
+    """Return whether a part of each of two checkpoints has one type, one shape, and equal bytes.
 
-    With ``numbers``, equal numbers suffice.
+    Parameters
+    ----------
+    checkpoints, parts
+        The reference and the candidate, and the part of each.
+    reads_numbers
+        Whether tensors that are not stored as plain bytes (quantized, or made of other tensors) are
+        read, and compared by their numbers. Otherwise they count as different.
     """
     infos = infos_of(checkpoints, parts)
-    first, second = infos
-    if (first.dtype, first.shape) != (second.dtype, second.shape):
+    reference, candidate = infos
+    if (reference.dtype, reference.shape) != (candidate.dtype, candidate.shape):
         return False
-    if not first.nbytes:
+    if not reference.nbytes:
         return True
-    shape = first.shape or (1,)
-    rows_at_a_time = max(1, min(shape[0], CACHED * shape[0] // first.nbytes))
-    count = rows_at_a_time * math.prod(shape[1:])
-    nbytes = rows_at_a_time * first.nbytes // shape[0]
-    pieces = list(chunk_pairs(parts, infos, count))
+    row_count, *shape_of_row = reference.shape or (1,)
+    rows_at_a_time = max(1, min(row_count, CACHED * row_count // reference.nbytes))
+    bytes_at_a_time = rows_at_a_time * reference.nbytes // row_count
+    pieces = list(chunk_pairs(parts, infos, rows_at_a_time * math.prod(shape_of_row)))
     is_large = len(pieces) > MANY
     cores = usable_cores()
-    shares = [pieces[core::cores] for core in range(cores)] if is_large else [pieces]
-    compare = partial(_equal_pieces, checkpoints, nbytes, numbers)
-    return all(side_by_side(compare, shares, many=is_large))
+    pieces_by_core = [pieces[core::cores] for core in range(cores)] if is_large else [pieces]
+    compare = partial(_equal_pieces, checkpoints, bytes_at_a_time, reads_numbers)
+    return all(side_by_side(compare, pieces_by_core, many=is_large))
 
 
 def infos_of(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> list[TensorInfo]:
-    """Return the metadata of a part of each checkpoint."""
+    """Return the metadata of the whole tensor that each part belongs to."""
     return [checkpoint.info(part.name) for checkpoint, part in zip(checkpoints, parts, strict=True)]
 
 
@@ -206,10 +211,10 @@ def _read_pair(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> list
 def _equal_pieces(
     checkpoints: Sequence[Checkpoint],
     nbytes: int,
-    numbers: bool,
+    reads_numbers: bool,
     pieces: Iterable[Sequence[Part]],
 ) -> bool:
-    """Return whether pieces of at most ``nbytes`` bytes are stored as the same bytes."""
+    """Return whether pieces of at most ``nbytes`` bytes are equal, as `equal_parts` has it."""
     buffers = [bytearray(nbytes) for _ in checkpoints]  # compared by memcmp
     views = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
     for parts in pieces:
@@ -217,7 +222,7 @@ def _equal_pieces(
             checkpoint.raw(part, view)
             for checkpoint, part, view in zip(checkpoints, parts, views, strict=True)
         )
-        if numbers and (a is None or b is None):
+        if reads_numbers and (a is None or b is None):
             a, b = _read_pair(checkpoints, parts)
         if a is None or b is None or len(a) != len(b):
             return False
@@ -237,7 +242,7 @@ class StoredComparison(NamedTuple):
         Outcome of the comparison, and the difference in a phrase.
     distance
         ‖a − b‖ / ‖a‖.
-    changed
+    changed_entries
         Mask of the entries that differ, (n, D); None without differences, or for large tensors.
     kind
         The cause, where the two parts alone show the cause.
@@ -246,7 +251,7 @@ class StoredComparison(NamedTuple):
     outcome: Outcome
     reason: str = ""
     distance: float = math.inf
-    changed: np.ndarray | None = None
+    changed_entries: np.ndarray | None = None
     kind: Kind | None = None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ def compare(
     differences: dict[str, CircuitDifference] = {}
     is_local = checkpoints[0].bytes_fetched is None  # other stores fetch whole weights at once
     for circuit in circuits:
-        if is_local and identical(checkpoints, pair, circuit, numbers=True):
+        if is_local and identical(checkpoints, pair, circuit, reads_numbers=True):
             continue
         both = scorings(checkpoints, pair, circuit)
         if both is None or not comparable(*both):
@@ -211,11 +212,11 @@ def comparable(reference: Scoring, candidate: Scoring) -> bool:
 
 
 def identical(
-    checkpoints: Sequence[Checkpoint], pair: PlanPair, circuit: str, *, numbers: bool = False
+    checkpoints: Sequence[Checkpoint], pair: PlanPair, circuit: str, *, reads_numbers: bool = False
 ) -> bool:
-    """Return whether a circuit is planned alike and stored as the same bytes.
+    """Return whether a circuit of two blocks has one plan and equal stored parts.
 
-    With ``numbers``, as the same numbers in any type. Nothing is computed, only read.
+    Nothing is computed, only read; ``reads_numbers`` is that of `equal_parts`.
     """
     reference_plan, candidate_plan = pair
     reference_parts = list(dict.fromkeys(circuit_parts(reference_plan, circuit)))
@@ -234,4 +235,5 @@ def identical(
     if not same_rotation(*rotations):
         return False
     corresponding = zip(reference_parts, candidate_parts, strict=True)
-    return all(equal_parts(checkpoints, parts, numbers) for parts in corresponding)
+    compare = partial(equal_parts, checkpoints, reads_numbers=reads_numbers)
+    return all(map(compare, corresponding))

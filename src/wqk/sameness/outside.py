@@ -210,24 +210,24 @@ class _OutsideComparison:
         return tensors, unknown
 
     def tensors_with_stray_entries(self) -> Iterator[TensorComparison]:
-        """Yield tensors of equal forms with single entries that differ.
+        """Yield tensors with single entries that differ, too few for the forms to differ.
 
-        The entries are too few for the forms to differ.
+        These are tensors of blocks that are equal within their tolerance, but not bit by bit.
         """
         compared: set[str] = set()
         for (plan, _), block in zip(self.pairs, self.blocks, strict=True):
             if block.identical or not block.same:
                 continue
-            changed: dict[str, StoredComparison] = {}
+            differing: dict[str, StoredComparison] = {}
             for name in dict.fromkeys(part.name for part in form_parts(plan)):
                 if name in compared or not self._is_stored_alike(name):
                     continue
                 compared.add(name)
                 stored = compare_stored(self.checkpoints, (Part(name), Part(self.names[name])))
-                if stored.outcome is Outcome.DIFFERS and stored.changed is not None:
-                    changed[name] = stored
-            for name in _with_stray_entries(changed):
-                yield _of_attention(name, self.names[name], changed[name])
+                if stored.outcome is Outcome.DIFFERS:
+                    differing[name] = stored
+            for name in _with_stray_entries(differing):
+                yield _of_attention(name, self.names[name], differing[name])
 
     def _is_stored_alike(self, name: str) -> bool:
         """Return whether both models store plain numbers of one shape under corresponding names."""
@@ -266,13 +266,19 @@ def _of_attention(name: str, other: str, stored: StoredComparison) -> TensorComp
     )
 
 
-def _with_stray_entries(changed: Mapping[str, StoredComparison]) -> Iterator[str]:
-    """Yield the changed tensors of a block in which only single entries changed.
+def _with_stray_entries(differing: Mapping[str, StoredComparison]) -> Iterator[str]:
+    """Yield the tensors of a block in which only single entries changed.
+
+    Tensors too large for a mask of the changed entries are left out.
 
     Most entries of a vector may have changed if a weight of the block changed as well: a rotation
     within heads changes both.
     """
-    masks = {name: stored.changed for name, stored in changed.items() if stored.changed is not None}
+    masks = {
+        name: stored.changed_entries
+        for name, stored in differing.items()
+        if stored.changed_entries is not None
+    }
     has_changed_weights = any(mask.shape[1] > 1 for mask in masks.values())
     for name, mask in masks.items():
         is_vector = mask.shape[1] == 1

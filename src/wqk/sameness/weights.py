@@ -82,10 +82,12 @@ def _with_equal_columns(reference: Scoring, candidate: Scoring) -> tuple[Scoring
 def _with_equal_shifts(reference: Rows, candidate: Rows) -> list[Rows]:
     """Return both with a bias of the norm after the projection, zero where it is absent."""
     both = [reference, candidate]
-    if all(rows.shift is None for rows in both):
+    if all(rows.score_norm_bias is None for rows in both):
         return both
     return [
-        replace(rows, shift=np.zeros(rows.weight.shape[:2])) if rows.shift is None else rows
+        replace(rows, score_norm_bias=np.zeros(rows.weight.shape[:2]))
+        if rows.score_norm_bias is None
+        else rows
         for rows in both
     ]
 
@@ -153,10 +155,10 @@ def _scoring(block: Block, folds_norm: bool, counts_key_bias: bool, circuit: str
     if not sides:
         return None
     query_side, key_side = sides
-    query, query_rounding = _rows(
+    query, query_rounding = _rows_and_rounding(
         block, query_side, folds_norm=folds_norm and circuit == SCORES, has_bias=True
     )
-    key, key_rounding = _rows(
+    key, key_rounding = _rows_and_rounding(
         block,
         key_side,
         folds_norm=folds_norm and circuit != POSITIONS,
@@ -174,8 +176,27 @@ def _scoring(block: Block, folds_norm: bool, counts_key_bias: bool, circuit: str
     )
 
 
-def _rows(block: Block, side: Side, *, folds_norm: bool, has_bias: bool) -> tuple[Rows, float]:
-    """Return the rows of a side with the norm before them, and their rounding."""
+def _rows_and_rounding(
+    block: Block, side: Side, *, folds_norm: bool, has_bias: bool
+) -> tuple[Rows, float]:
+    """Read the rows of a side, and how exactly they are stored.
+
+    Parameters
+    ----------
+    block, side
+        The block, and its side that is read.
+    folds_norm
+        Whether the norm before the projection belongs to the rows.
+    has_bias
+        Whether the biases of the projection and of the norms count. Biases of keys add the same
+        number to all scores of a query, which the softmax ignores.
+
+    Returns
+    -------
+    tuple of Rows and float
+        The rows, and half the relative distance of neighboring numbers of the stored types, larger
+        where the rows are products of several stored tensors.
+    """
     parts = list(side.parts)
     stored: dict[Part, Any] = {}
     if isinstance(side.projection, Projection):
@@ -193,7 +214,7 @@ def _rows(block: Block, side: Side, *, folds_norm: bool, has_bias: bool) -> tupl
         weight=factor.weight,
         bias=factor.bias if has_bias else None,
         norm=norm,
-        shift=_shift_of(factor) if has_bias else None,
+        score_norm_bias=_score_norm_bias(factor) if has_bias else None,
     )
     return rows, rounding_of(block, factor, side, _rounded_factors(side, factor, norm is not None))
 
@@ -216,7 +237,7 @@ def _rounded_factors(side: Side, factor: Factor, folds_norm: bool) -> float:
     return count
 
 
-def _shift_of(factor: Factor) -> np.ndarray | None:
+def _score_norm_bias(factor: Factor) -> np.ndarray | None:
     """Return the bias of the norm after a projection, (heads, R); None without one.
 
     Vectors are divided by their size before the bias is added. Therefore the bias is multiplied by

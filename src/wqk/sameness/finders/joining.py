@@ -22,12 +22,22 @@ from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightP
 def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> list[WeightFinding]:
     """Join findings of several weights of a block that are one cause.
 
+    Joined are factors of queries, keys and values whose product is 1; gains that moved with the
+    rows of their side; whole heads of queries and keys in another order; and findings of one kind,
+    phrase and edit.
+
     Parameters
     ----------
     findings
-        The findings, in the order in which they are reported.
+        The findings, each of one weight.
     pairs
         All weights of the block.
+
+    Returns
+    -------
+    list of WeightFinding
+        A finding for each cause: first the order of heads, then the others in the order of
+        ``findings``.
     """
     scales = _exchanged_scales(findings)
     if scales is not None:
@@ -35,19 +45,20 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
         findings = [scales, *(each for each in findings if names.isdisjoint(each.tensors))]
     findings = _with_moved_gains(findings)
     moved_heads = _findings_of_moved_heads(findings)
-    causes = [_moved_heads(moved_heads)] if moved_heads else []
+    joined_findings = [_moved_heads(moved_heads)] if moved_heads else []
     by_cause: dict[tuple[Hashable, ...], list[WeightFinding]] = {}
     for finding in findings:
         if not any(finding is moved for moved in moved_heads.values()):
             codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
             if finding.kind is Kind.ADAPTER:
-                codes.clear()  # outputs have the transposed product of the same merge
+                # One merge has an edit of each shape: outputs are edited by the transposed product.
+                codes.clear()
             key = (finding.kind, finding.phrase, *codes, *finding.swapped)
             by_cause.setdefault(key, []).append(finding)
     names_of_sides = {pair.name for pair in pairs if pair.is_side}
     for members in by_cause.values():
-        causes.append(_merged(members, has_two_sides=len(names_of_sides) > 1))
-    return causes
+        joined_findings.append(_merged(members, has_two_sides=len(names_of_sides) > 1))
+    return joined_findings
 
 
 def _with_moved_gains(findings: Sequence[WeightFinding]) -> list[WeightFinding]:
