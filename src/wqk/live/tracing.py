@@ -165,7 +165,7 @@ def _same(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Tra
 
 
 def _multiplied(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace:
-    return _scaled(trace, args[0].shape if index == 0 else args[1].shape, args[1 - index], 1)
+    return _scaled(trace, args[index].shape, args[1 - index], 1)
 
 
 def _divided(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace | None:
@@ -175,7 +175,10 @@ def _divided(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> 
 
 
 def _scaled(trace: Trace, shape: Any, factor: Any, power: int) -> Trace:
-    """Return a trace multiplied by a number or a tensor to the power of 1 or −1."""
+    """Return a trace multiplied by a number or a tensor to the power of 1 or −1.
+
+    ``shape`` is that of the scores that are multiplied.
+    """
     import torch
 
     if not isinstance(factor, torch.Tensor):
@@ -218,7 +221,10 @@ RULES: Mapping[str, Rule] = {
 
 
 def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
-    """Return the trace of an output with the entries of its input; None if rows moved."""
+    """Return the trace of a new output: where the rows of its input lie in the output's storage.
+
+    None if the output's layout keeps the rows in no common distance.
+    """
     if not trace.is_product:
         return trace
     if source.untyped_storage()._cdata == output.untyped_storage()._cdata:
@@ -228,7 +234,7 @@ def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
     stride = None
     for axis in range(source.ndim - 1):
         before, after, size = source.stride(axis), output.stride(axis), source.shape[axis]
-        if size == 1:
+        if size <= 1:
             continue
         if size != output.shape[axis]:
             return None
@@ -250,60 +256,98 @@ def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
 def _traced(
     trace: Trace, left: torch.Tensor, right: torch.Tensor, scores: torch.Tensor
 ) -> TracedScores | None:
-    """Return queries and keys of a view of a storage; None unless its last axis is of keys."""
-    import torch
+    """Return queries and keys of a softmax's input, a view of the storage of a product.
 
-    count, per_matrix, _ = left.shape
-    *leading, queries, columns = scores.shape
+    None unless each row of the view is a row of the product, or the beginning or end of one.
+
+    Parameters
+    ----------
+    trace
+        The trace of the storage.
+    left, right
+        Factors of the product, (N, M, R) and (N, R, J).
+    scores
+        The input of the softmax, (..., I, columns). Columns beyond those of the product are sinks.
+    """
+    count, rows_per_matrix, _ = left.shape
+    *leading, query_count, columns = scores.shape
     if scores.stride(-1) != 1 and columns > 1:
         return None
-    first, column = divmod(scores.storage_offset() - trace.offset, trace.stride)
-    steps = []
-    for size, stride in zip(scores.shape[:-1], scores.stride()[:-1], strict=True):
-        if size > 1 and stride % trace.stride:
-            return None
-        steps.append(stride // trace.stride if size > 1 else 0)
-    filled = min(columns, right.shape[-1] - column)
-    if filled < 1:
-        return None
-    rows = torch.full((), first, device=left.device)
-    for size, step in zip(scores.shape[:-1], steps, strict=True):
-        rows = rows[..., None] + torch.arange(size, device=left.device) * step
-    if (
-        first < 0
-        or first
-        + sum((size - 1) * step for size, step in zip(scores.shape[:-1], steps, strict=True))
-        >= count * per_matrix
-    ):
-        return None
-    if queries > 1 and per_matrix % queries and per_matrix != queries:
+    if query_count > 1 and rows_per_matrix % query_count:
         return None  # rows of one head would lie in several matrices
-    flat = left.reshape(count * per_matrix, -1)
-    matrices = (rows[..., 0] // per_matrix).reshape(-1)
-    keys = right.mT[:, column : column + filled]
-    is_plain = first == 0 and per_matrix == queries and rows.numel() == count * per_matrix
-    if is_plain and bool((steps[-1] == 1 or queries == 1) and scores.is_contiguous()):
-        own_queries = left.reshape(*leading, queries, -1)
-        own_keys = keys.reshape(*leading, filled, -1)
-    else:
-        own_queries = flat[rows.reshape(-1)].reshape(*leading, queries, -1)
-        own_keys = keys[matrices].reshape(*leading, filled, -1)
+    first_row, first_column = divmod(scores.storage_offset() - trace.offset, trace.stride)
+    key_count = min(columns, right.shape[-1] - first_column)
+    rows = _rows_of_product(trace, scores, first_row, count * rows_per_matrix)
+    if rows is None or key_count < 1:
+        return None
     factors = []
     for factor, shape in trace.factors:
-        broad = _broad(factor, shape, tuple(scores.shape), filled)
+        broad = _broad(factor, shape, tuple(scores.shape), key_count)
         if broad is None:
             return None
         factors.append(broad)
+    keys = right.mT[:, first_column : first_column + key_count]
+    has_all_rows = rows.numel() == count * rows_per_matrix and rows_per_matrix == query_count
+    is_dense = query_count == 1 or scores.stride(-2) == trace.stride
+    if first_row == 0 and has_all_rows and is_dense and scores.is_contiguous():
+        queries = left.reshape(*leading, query_count, -1)
+        keys = keys.reshape(*leading, key_count, -1)
+    else:
+        matrices = (rows[..., 0] // rows_per_matrix).reshape(-1)
+        all_queries = left.reshape(count * rows_per_matrix, -1)
+        queries = all_queries[rows.reshape(-1)].reshape(*leading, query_count, -1)
+        keys = keys[matrices].reshape(*leading, key_count, -1)
     softcap = None if trace.scale_at_cap is None else trace.scale / trace.scale_at_cap
     return TracedScores(
-        own_queries, own_keys, trace.scale, tuple(factors), softcap, slice(0, filled)
+        queries=queries,
+        keys=keys,
+        scale=trace.scale,
+        factors=tuple(factors),
+        softcap=softcap,
+        columns=slice(0, key_count),
     )
+
+
+def _rows_of_product(
+    trace: Trace, scores: torch.Tensor, first_row: int, row_count: int
+) -> torch.Tensor | None:
+    """Return the number of the product's row in each row of a view, (..., I).
+
+    Rows are numbered through all matrices, from 0 to ``row_count`` − 1; the view begins in
+    ``first_row``. None if rows of the view begin at different columns, or lie outside the product.
+    """
+    import torch
+
+    rows = torch.full((), first_row, device=scores.device)
+    last_row = first_row
+    for size, stride in zip(scores.shape[:-1], scores.stride()[:-1], strict=True):
+        if size <= 1:
+            step = 0
+        elif stride % trace.stride:
+            return None
+        else:
+            step = stride // trace.stride
+        rows = rows[..., None] + torch.arange(size, device=scores.device) * step
+        last_row += (size - 1) * step
+    return rows if first_row >= 0 and last_row < row_count else None
 
 
 def _broad(
     factor: torch.Tensor, met: tuple[int, ...], shape: tuple[int, ...], columns: int
 ) -> torch.Tensor | None:
-    """Return a factor with the axes of the softmax's input; None if they do not fit."""
+    """Return a factor with the axes of the softmax's input; None if they do not fit.
+
+    Parameters
+    ----------
+    factor
+        The factor.
+    met
+        Shape of the scores that the factor multiplied, before these were split or joined.
+    shape
+        Shape of the softmax's input.
+    columns
+        Number of columns of the input that the product fills.
+    """
     if len(met) == len(shape):
         factor = factor.reshape((1,) * (len(shape) - factor.ndim) + tuple(factor.shape))
     elif met[-1] == shape[-1]:
