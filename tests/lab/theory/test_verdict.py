@@ -218,3 +218,22 @@ def test_verdicts_and_intervals_agree_where_a_mean_is_skewed() -> None:
             )
             assert (finding.verdict == "holds") == (near >= null)
             assert (finding.verdict == "fails") == (far <= null)
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "text"),
+    [
+        (0.0, 0.0, 0.0, "0"),
+        (2.2e-16, 2.2e-16, 2.2e-16, "2e-16"),
+        (-4e-9, -4e-9, -4e-9, "-4e-09"),
+        (0.25, 0.25, 0.25, "0.2500"),
+        (-np.inf, 1.0, np.inf, "1.00"),
+        (0.118, 0.1234, 0.129, "0.1234 [0.1180, 0.1290]"),
+        (-0.5, 0.125, 0.75, "0.12 [-0.50, 0.75]"),
+    ],
+)
+def test_an_estimate_prints_as_many_digits_as_its_interval_has(
+    low: float, value: float, high: float, text: str
+) -> None:
+    """An identity that holds up to rounding is a power of ten, not zero."""
+    assert str(Estimate(value, low, high, 0.1, 3.0, 0.0, "batches")) == text
