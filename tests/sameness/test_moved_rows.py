@@ -114,6 +114,65 @@ def test_tensors_of_a_guessed_family_are_found_by_what_they_hold() -> None:
     assert same(StateDict(tensors, config, "a"), wrong, everything=True).differing
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 9}
+SHAPES = {
+    "ln_1.weight": (16,),
+    "ln_1.bias": (16,),
+    "attn.c_attn.weight": (16, 48),
+    "attn.c_attn.bias": (48,),
+    "attn.c_proj.weight": (16, 16),
+    "attn.c_proj.bias": (16,),
+    "ln_2.weight": (16,),
+    "mlp.c_fc.weight": (16, 64),
+    "mlp.c_proj.bias": (16,),
+}
+
+
+def gpt2() -> dict[str, np.ndarray]:
+    """The tensors of the layers of a GPT-2."""
+    rng = np.random.default_rng(0)
+    return {
+        f"transformer.h.{layer}.{name}": rng.standard_normal(shape).astype(np.float32)
+        for layer in range(2)
+        for name, shape in SHAPES.items()
+    }
+
+
+def separated(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of a GPT-2 under unknown names, with queries, keys and values apart."""
+    renamed = {}
+    for name, value in tensors.items():
+        name = name.replace("transformer.h", "stack").replace(".mlp.c_fc", ".ff.up")
+        if ".attn.c_attn." not in name:
+            renamed[name.replace(".mlp.c_proj", ".ff.down").replace(".ln_2.", ".second.")] = value
+            continue
+        for side, part in zip("qkv", np.split(value.T, 3), strict=True):
+            renamed[name.replace("c_attn", f"{side}_proj")] = np.ascontiguousarray(part)
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "exchanged",
+    ["", "attn.v_proj.weight", "attn.v_proj.bias", "ff.up.weight", "ff.down.bias", "second.weight"],
+)
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_tensors_under_unknown_names_are_found_in_their_layer(
+    exchanged: str, is_reversed: bool
+) -> None:
+    """Values apart were missing in a fused weight; those of another layer were found."""
+    tensors = gpt2()
+    renamed = separated(tensors)
+    if exchanged:
+        names = [f"stack.{layer}.{exchanged}" for layer in (0, 1)]
+        renamed |= {names[0]: renamed[names[1]], names[1]: renamed[names[0]]}
+    models = [StateDict(tensors, GPT2, "known"), StateDict(renamed, {}, "unknown")]
+    if is_reversed:
+        models.reverse()
+    comparison = same(*models, everything=True, heads_per_layer=2)
+    assert comparison.same is (not exchanged)
+    assert bool(comparison.differing) is bool(exchanged)
+
+
 @pytest.mark.parametrize("order", ["qkv", "kvq", "vqk"])
 def test_the_order_within_a_guessed_fused_weight_is_no_mistake(order: str) -> None:
     """Another order was a cause with a repair, and the values of a right one were missing."""

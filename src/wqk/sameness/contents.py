@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -47,6 +47,8 @@ CACHED = 1 << 21
 MANY = 8
 # Numbers of layers and experts in names.
 NUMBERS = re.compile(r"\.\d+\.")
+# Beginnings of the names of a layer's tensors: in the reference, and in the candidate.
+LayerPrefixes = tuple[str, str]
 # Prefixes that wrappers put before a name.
 WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 
@@ -543,6 +545,51 @@ def find_by_content(
     return places
 
 
+def find_by_layer(
+    checkpoints: Sequence[Checkpoint],
+    names: Sequence[Collection[str]],
+    layers: Sequence[LayerPrefixes],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Places of the tensors of either checkpoint in the other, as of `find_by_content`.
+
+    A tensor of a layer is searched for in the same layer of the other checkpoint, and among the
+    tensors of no layer: in another layer, equal numbers are a mistake.
+
+    Parameters
+    ----------
+    names
+        The names of the tensors of each checkpoint.
+    layers
+        Beginnings of the names of a layer's tensors, in the reference and in the candidate.
+    """
+    places: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    searches: list[list[list[str]]] = []
+    names_outside = [[*names_of_side] for names_of_side in names]
+    for prefixes in layers:
+        names_of_layer = [
+            [name for name in names_of_side if name.startswith(prefix)]
+            for names_of_side, prefix in zip(names, prefixes, strict=True)
+        ]
+        searches.append(names_of_layer)
+        for side, prefix in enumerate(prefixes):
+            names_outside[side] = [
+                name for name in names_outside[side] if not name.startswith(prefix)
+            ]
+    searches.append([names_outside[0], [*names[1]]])
+    if layers:
+        searches.append([[*names[0]], names_outside[1]])
+    for names_to_find in searches:
+        names_left = [
+            [name for name in names_of_side if name not in place_by_name]
+            for names_of_side, place_by_name in zip(names_to_find, places, strict=True)
+        ]
+        if all(names_left):
+            further_places = find_by_content(checkpoints, *names_left)
+            for place_by_name, further in zip(places, further_places, strict=True):
+                place_by_name.update(further)
+    return places
+
+
 def _infos_with_keys(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, TensorInfo]:
     """Return the metadata of the tensors whose rows have keys: those of plain number types."""
     infos = {name: checkpoint.info(name) for name in names}
@@ -638,6 +685,7 @@ def compare_tensors(
     names: Mapping[str, str],
     *,
     strict: bool,
+    layers: Sequence[LayerPrefixes] = (),
 ) -> list[TensorComparison]:
     """Compare every tensor that has a role in either checkpoint, by name, then by contents.
 
@@ -649,6 +697,8 @@ def compare_tensors(
         Names in the candidate of the reference's tensors, as far as names agree.
     strict
         Whether a tensor that is not found is a difference; otherwise the tensor is not compared.
+    layers
+        Beginnings of the names of a layer's tensors, in the reference and in the candidate.
     """
     reference, candidate = checkpoints
     names = dict(names) | _names_by_first_rows(checkpoints, roles, names)
@@ -676,7 +726,7 @@ def compare_tensors(
     equal = [comparison for comparison in comparisons if comparison.outcome.same]
     places: tuple[dict[str, str], dict[str, str]] = ({}, {})
     if reference_left and candidate_left:
-        places = find_by_content(checkpoints, reference_left, candidate_left)
+        places = find_by_layer(checkpoints, (reference_left, candidate_left), layers)
 
     unmatched = _Unmatched(reference, places[0], [pair.name for pair in equal], strict)
     for name in reference_left:

@@ -8,6 +8,7 @@ are compared, too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,13 +20,15 @@ from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import (
     ATTENTION,
     MIXER,
+    NUMBERS,
     OTHER,
+    LayerPrefixes,
     Outcome,
     StoredComparison,
     TensorComparison,
     compare_stored,
     compare_tensors,
-    find_by_content,
+    find_by_layer,
     stray_entries,
 )
 from wqk.sameness.positions import is_guessed
@@ -171,9 +174,12 @@ class _OutsideComparison:
     def compare(self, chosen: Sequence[Mapping[str, str]], scope: Scope) -> list[TensorComparison]:
         """Compare chosen tensors; accepted distances count as rounding."""
         is_strict = scope.everything or self._have_one_layout
-        tensors = compare_tensors(self.checkpoints, chosen, self.names, strict=is_strict)
+        layers = _layer_prefixes(self.pairs)
+        tensors = compare_tensors(
+            self.checkpoints, chosen, self.names, strict=is_strict, layers=layers
+        )
         if self.is_guess:
-            tensors = _found_in_fused(self.models, tensors)
+            tensors = _found_in_fused(self.models, tensors, layers)
         return [_accepted(tensor, scope.tolerance) for tensor in tensors]
 
     @property
@@ -290,15 +296,35 @@ def _with_stray_entries(differing: Mapping[str, StoredComparison]) -> Iterator[s
             yield name
 
 
+def _layer_prefixes(pairs: Sequence[PlanPair]) -> list[LayerPrefixes]:
+    """Return the beginnings of names, up to a layer's number, of layers that are compared."""
+    partners: dict[str, set[str]] = {}
+    for pair in pairs:
+        matches = [NUMBERS.search(plan.query.tensor) for plan in pair]
+        if None not in matches:
+            reference, candidate = (match.string[: match.end()] for match in matches if match)
+            partners.setdefault(reference, set()).add(candidate)
+    counts = Counter(candidate for candidates in partners.values() for candidate in candidates)
+    return [
+        (reference, candidate)
+        for reference, candidates in partners.items()
+        for candidate in candidates
+        if len(candidates) == 1 and counts[candidate] == 1
+    ]
+
+
 def _found_in_fused(
-    models: Sequence[Model], tensors: Sequence[TensorComparison]
+    models: Sequence[Model],
+    tensors: Sequence[TensorComparison],
+    layers: Sequence[LayerPrefixes],
 ) -> list[TensorComparison]:
     """Return the comparisons, in which tensors that lie in a fused weight are found.
 
-    A guess names the queries and keys of a fused weight, and not its values.
+    A guess names the queries and keys of a fused weight, and not its values. Separate values of a
+    guess may lie in a fused weight of the other model.
     """
     plans = [plan for model in models for plan in model.plans]
-    is_fused = any(plan.query.tensor == plan.key.tensor and plan.rule.guess for plan in plans)
+    is_fused = any(plan.query.tensor == plan.key.tensor for plan in plans)
     unpaired = [tensor for tensor in tensors if tensor.outcome in UNPAIRED]
     if not is_fused or not unpaired:
         return [*tensors]
@@ -306,7 +332,14 @@ def _found_in_fused(
     names[0] |= dict.fromkeys(tensor.name for tensor in unpaired if tensor.name)
     names[1] |= dict.fromkeys(tensor.other for tensor in unpaired if tensor.other)
     checkpoints = [model.checkpoint for model in models]
-    reference_places, candidate_places = find_by_content(checkpoints, [*names[0]], [*names[1]])
+    reference_places, candidate_places = find_by_layer(checkpoints, names, layers)
+    # The first search takes whole rows of the reference; this search takes parts of them.
+    swapped = [(candidate, reference) for reference, candidate in layers]
+    more_candidate_places, more_reference_places = find_by_layer(
+        checkpoints[::-1], names[::-1], swapped
+    )
+    reference_places = more_reference_places | reference_places
+    candidate_places = more_candidate_places | candidate_places
     results: list[TensorComparison] = []
     for tensor in tensors:
         place = candidate_places.get(tensor.other)
