@@ -341,6 +341,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.Monitor(net, out="a"), TypeError, "did you mean 'path'?"),
         Mistake(lambda: wqk.BilinearForm(desk.a), TypeError, "BilinearForm.from_matrix(matrix)"),
         Mistake(lambda: wqk.tokens(net, 0, 1, tops=3), TypeError, "did you mean 'top'?"),
+        Mistake(lambda: model[0, 1].qk.symmetric(), AttributeError, "symmetric_part (a property)"),
         Mistake(lambda: model[0, 1].symmetric_part(), TypeError, "has no parentheses"),
         Mistake(lambda: wqk.same(ref, ref).explain, AttributeError, "did you mean 'causes'"),
         Mistake(lambda: wqk.explain(ref).bytes, AttributeError, "did you mean 'bytes_to_read'"),
