@@ -236,6 +236,23 @@ def coupling(heads: Any, layer: int | None = None) -> Float[Array, "heads heads"
     if not shared:
         key = xp.broadcast_to(key, (*stack, *key.shape[-2:]))
     key = xp.matrix_transpose(xp.reshape(key, (count, *key.shape[-2:])))
+    norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
+    return quotient(_traces_of_products(query, key, xp), norms[:, None] * norms[None, :], xp)
+
+
+def _traces_of_products(query: Array, key: Array, xp: Any) -> Float[Array, "heads heads"]:
+    """Return tr(M_a M_b) of all pairs of heads, a symmetric matrix.
+
+    Parameters
+    ----------
+    query
+        The factors A, (G, H/G, D, R): of G groups of heads that share a key.
+    key
+        The factors B of the groups, transposed, (G, R, D).
+    xp
+        The namespace of the arrays.
+    """
+    count, sharing = query.shape[:2]
     # tr(M_a M_b) = Σ_ij (B_aᵀ A_b)_ij (B_bᵀ A_a)_ji, for a in group g and b from it on.
     blocks: list[list[Array]] = []
     for g in range(count):
@@ -246,9 +263,8 @@ def coupling(heads: Any, layer: int | None = None) -> Float[Array, "heads heads"
         traces = xp.matmul(left, xp.matrix_transpose(xp.reshape(forward, flat)))
         before = [xp.matrix_transpose(row[g]) for row in blocks]
         blocks.append([*before, *(traces[h, ...] for h in range(count - g))])
-    norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
     rows = [xp.concat(row, axis=1) for row in blocks]
-    return quotient(xp.concat(rows, axis=0), norms[:, None] * norms[None, :], xp)
+    return xp.concat(rows, axis=0)
 
 
 def _as_form(form: BilinearForm | Any, key: Any) -> BilinearForm:

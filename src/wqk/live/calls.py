@@ -266,15 +266,22 @@ class ObservedCall:
         return shown
 
     def tiles(self, size: int | None = None) -> Iterator[Tile]:
-        """Go through the attention tile by tile; ``size`` is the number of entries of a tile."""
+        """Go through the attention tile by tile: several whole sequences, or some rows of one.
+
+        A tile has all heads and keys, and at most ``size`` entries, unless one row has more. By
+        default, a tile stays in the cache of a processor, or fills a GPU.
+        """
         batch, heads, queries, keys = self.shape
         size = size or (CACHED_TILE if self.device.type == "cpu" else DEVICE_TILE)
-        rows = max(1, min(queries, size // (heads * keys)))
-        together = max(1, size // (heads * keys * rows)) if rows == queries else 1
-        for first in range(0, batch, together):
-            sequences = slice(first, min(batch, first + together))
-            for start in range(0, queries, rows):
-                yield self._tile(sequences, slice(start, min(queries, start + rows)))
+        rows_at_a_time = max(1, min(queries, size // (heads * keys)))
+        sequences_at_a_time = 1
+        if rows_at_a_time == queries:
+            sequences_at_a_time = max(1, size // (heads * keys * queries))
+        for first in range(0, batch, sequences_at_a_time):
+            sequences = slice(first, min(batch, first + sequences_at_a_time))
+            for start in range(0, queries, rows_at_a_time):
+                rows = slice(start, min(queries, start + rows_at_a_time))
+                yield self._tile(sequences, rows)
 
     def _tile(self, sequences: slice, rows: slice) -> Tile:
         keys = self.shape[-1]

@@ -657,7 +657,10 @@ def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np
                 )
         is_head = place in maxima and isinstance(head, int | np.integer)
         if not is_head or not 0 <= head < len(maxima[place]):
-            raise FormError(f"logits name layer and head {_shortened(key)}, which the model lacks")
+            raise FormError(
+                f"logits: {_shortened(key)} is a layer and head which the model lacks; expected "
+                "heads of the model, such as the logits that wqk.logits returns for it"
+            )
         number = _as_number(value)
         if number is None:
             raise FormError(

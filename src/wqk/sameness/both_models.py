@@ -56,7 +56,7 @@ def open_both(
         if model is None and is_candidate and complete is not None:
             model = opened_turned(complete, opening)
         if model is None:
-            counts = _HeadCounts(heads, key_heads, "as given")
+            counts = _SuppliedHeads(heads, key_heads, "as given")
             if heads is None and complete is not None:
                 counts = _head_counts_of(complete)
             model = _opened_with(counts, opening, errors)
@@ -68,7 +68,7 @@ def open_both(
     return models, notes
 
 
-class _HeadCounts(NamedTuple):
+class _SuppliedHeads(NamedTuple):
     """Numbers of heads for a model that does not contain its own.
 
     Attributes
@@ -90,16 +90,16 @@ class _HeadCounts(NamedTuple):
         return f"{model.name} lacks its number of heads: {self.heads} query heads, {self.source}"
 
 
-def _head_counts_of(model: Model) -> _HeadCounts:
+def _head_counts_of(model: Model) -> _SuppliedHeads:
     """Return the numbers of heads of a model's first block."""
     plan = model.plans[0]
     query_heads, key_heads = plan.query.heads, plan.key.heads
     differing_key_heads = None if key_heads == query_heads else key_heads
-    return _HeadCounts(query_heads, differing_key_heads, f"as in {model.name}")
+    return _SuppliedHeads(query_heads, differing_key_heads, f"as in {model.name}")
 
 
 def _opened_with(
-    counts: _HeadCounts, opening: dict[str, Any], errors: Sequence[Exception]
+    counts: _SuppliedHeads, opening: dict[str, Any], errors: Sequence[Exception]
 ) -> Model:
     """Open a model with numbers of heads; raise the first of ``errors`` if that fails, too."""
     numbers = {"heads_per_layer": counts.heads, "key_heads": counts.key_heads}
