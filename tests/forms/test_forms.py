@@ -288,7 +288,12 @@ def test_scores_on_the_form_are_the_functions():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("W_q", "query"), ("symetry", "symmetry"), ("matrix", "dense()"), ("eigvals", "eigenvalues")],
+    [
+        ("W_qq", "W_q|query"),
+        ("symetry", "symmetry"),
+        ("matrix", "dense()"),
+        ("eigenvals", "eigenvalues"),
+    ],
 )
 def test_a_wrong_name_is_told_the_right_one(name, meant):
     message = re.escape(f"no attribute '{name}'; did you mean '{meant}")

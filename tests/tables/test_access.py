@@ -62,8 +62,6 @@ def test_rows_are_dictionaries(table):
     ("name", "meant"),
     [
         ("report", r"wqk.report\(table, path\)"),
-        ("columns", "frame.columns"),
-        ("sort", "frame.sort"),
         ("layer", r"table\[layer\]"),
         ("to_panda", "to_pandas"),
     ],

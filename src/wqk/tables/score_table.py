@@ -181,6 +181,8 @@ class Table(Shown):
     if not TYPE_CHECKING:  # type checkers report the mistake themselves
 
         def __getattr__(self, name: str) -> Any:
+            if name == "frame":  # of a table that is being unpickled
+                raise unknown_attribute(f"a {type(self).__name__} has no {name!r} yet", name)
             if meaning := meant_attribute(self, name):
                 return attrgetter(meaning)(self)
             if name in PANDAS:
