@@ -177,6 +177,8 @@ def starts_taken_apart() -> Iterator[str]:
     low, high = results(RESULTS / "starts")["symmetric-part"].allowed
     assert low > -0.02
     yield f"a cost of more than {short(high, 3)} as well"
+    larger = effect("larger", "larger-symmetric-part")
+    yield f"the symmetric part alone costs {short(larger, 3)} (`larger-symmetric-part`)"
     same, negated = (effect("starts", name) for name in ("same-token", "negated"))
     yield f"(`same-token`: {short(same, 3)} nats, W_k = −W_q {short(negated, 3)})"
     losses = runs.pivot("start", index="seed", values="plateau_loss")
