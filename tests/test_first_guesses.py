@@ -317,6 +317,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.open(str(ref)[:-2] + "r"), CheckpointError, "did you mean"),
         Mistake(lambda: wqk.same(ref, other_ref).reasons, AttributeError, "did you mean 'causes'"),
         Mistake(lambda: wqk.scan(ref).groupby("layer"), TableError, "on table.layers or on table"),
+        Mistake(lambda: wqk.WqkCallback(), AttributeError, "(folder).attach(trainer)?"),
         Mistake(lambda: wqk.QKClip(net), AttributeError, "did you mean wqk.Clipper(model, limit)?"),
         Mistake(lambda: wqk.Clipper(net, tau=100), TypeError, "did you mean 'limit'?"),
         Mistake(lambda: wqk.Monitor(net).step(), TypeError, "expected monitor(step)"),

@@ -91,7 +91,7 @@ GUESSES = (
         names="Tracker attach hook log monitor monitoring",
     ),
     _guess(
-        call="wqk.ScoreCallback(folder)",
+        call="wqk.ScoreCallback(folder).attach(trainer)",
         command=_WATCH,
         names="Callback LightningCallback TrainerCallback WqkCallback callback",
     ),

@@ -384,7 +384,8 @@ class ScoreTable(Table):
         Returns
         -------
         matplotlib.figure.Figure
-            Displayed by notebooks; save it with ``figure.savefig(path)``.
+            Displayed by notebooks; save it with ``figure.savefig(path)``. The figure is not
+            pyplot's current figure, so ``plt.savefig(path)`` does not write it.
 
         Raises
         ------
