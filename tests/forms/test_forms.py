@@ -289,7 +289,6 @@ def test_scores_on_the_form_are_the_functions():
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("W_qq", "W_q|query"),
         ("symetry", "symmetry"),
         ("matrix", "dense()"),
         ("eigenvals", "eigenvalues"),
