@@ -98,8 +98,20 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
     ------
     RunError
         The figure shows one pair, and there are several models of one stack; two models of one
-        stack have the same name; or a model is neither an encoder nor a decoder.
+        stack have the same name; a model is neither an encoder nor a decoder; or a table has no
+        directionality by excess.
     """
+    for run in runs:
+        if run.scores.frame["stack"].is_null().any():
+            raise RunError(
+                f"{figure}: the table of {run.name} has rows without a stack; expected encoder or "
+                "decoder in the column stack"
+            )
+        if run.scores.frame["directionality_excess"].is_null().all():
+            raise RunError(
+                f"{figure}: the table of {run.name} has no directionality_excess; add a column "
+                "of this name, the directionality by excess"
+            )
     modes = [str(run.recipe["mode"]) for run in runs]
     if unknown := sorted({*modes} - {*MODES}):
         raise RunError(

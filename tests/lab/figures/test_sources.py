@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 from tests import small
 from tests.lab.figures.making import make_run, row, table
@@ -185,3 +187,23 @@ def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:
     ):
         with pytest.raises((OutputError, RunError, TableError), match=message):
             table_text(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"directionality_excess": 0.0}, "rows without a stack"),
+        ({"stack": "encoder", "directionality": 0.0}, "has no directionality_excess"),
+    ],
+)
+def test_a_bare_table_without_a_column_of_the_figure_is_refused(
+    columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """A missing directionality left two panels empty, without a word."""
+    rows = [
+        {"step": step, "layer": 0, "symmetry": 0.1, "symmetry_null": 0.0, **columns}
+        for step in (0, 10)
+    ]
+    pl.DataFrame(rows).write_csv(tmp_path / "bare.csv")
+    with pytest.raises(RunError, match=message):
+        numbers("fig3", read_sources(tmp_path / "bare.csv"))
