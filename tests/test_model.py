@@ -120,7 +120,6 @@ def test_heads_in_other_coordinates():
         (lambda model: model.select(layers=[9]), "no layer 9; layers are numbered from 0 to 3"),
         (lambda model: model.select(stack="vision"), "no vision-attention; it has decoder self"),
         (lambda _: wqk.Head(np.eye(2), np.eye(2)), "of two arrays is BilinearForm(query, key)"),
-        (lambda model: model.config, "did you mean 'checkpoint.config'?"),
         (lambda model: model.scan, "did you mean 'wqk.scan(model)'?"),
     ],
 )

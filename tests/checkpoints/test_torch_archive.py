@@ -169,8 +169,8 @@ def test_a_transposed_view_is_another_tensor(tmp_path):
     for name, tensor in (("a.pt", square), ("b.pt", square.T)):
         torch.save({"w": tensor}, tmp_path / name)
     checkpoints = [open_checkpoint(tmp_path / name) for name in ("a.pt", "b.pt")]
-    assert not equal_parts(checkpoints, [Part("w")] * 2, numbers=True)
-    assert equal_parts([checkpoints[1]] * 2, [Part("w")] * 2, numbers=True)
+    assert not equal_parts(checkpoints, [Part("w")] * 2, reads_numbers=True)
+    assert equal_parts([checkpoints[1]] * 2, [Part("w")] * 2, reads_numbers=True)
 
 
 def test_compressed_members_are_refused(tmp_path):

@@ -286,3 +286,42 @@ def test_every_output_of_marian_is_that_of_its_queries() -> None:
         assert plan.output is not None
         module = plan.query.tensor.removesuffix("q_proj.weight")
         assert plan.output.tensor == f"{module}out_proj.weight"
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_an_even_window_of_t5gemma2_reaches_further_ahead(size: int) -> None:
+    from transformers.models.t5gemma2.modeling_t5gemma2 import sliding_window_mask_function
+
+    layer = "layers.0.self_attn"
+    weights = arrays(*(f"{layer}.{name}_proj.weight" for name in "qkvo"), rows=16, columns=16)
+    config = {
+        "model_type": "t5gemma2_text",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 4,
+        "query_pre_attn_scalar": 4,
+        "sliding_window": size,
+        "layer_types": ["sliding_attention"],
+    }
+    (plan,) = wqk.open(Module(weights, config)).plans
+    allowed = sliding_window_mask_function(size, is_causal=False)
+    offsets = [key - size for key in range(2 * size + 1) if allowed(0, 0, size, key)]
+    assert (plan.window.back, plan.window.ahead) == (-min(offsets), max(offsets))
+
+
+def test_torchtitan_normalizes_inputs_queries_and_keys() -> None:
+    layer = "layers.0"
+    weights = arrays(*(f"{layer}.attention.w{name}.weight" for name in "qkvo"), rows=16, columns=16)
+    rng = np.random.default_rng(1)
+    gains = {
+        f"{layer}.attention_norm.weight": 16,
+        f"{layer}.attention.q_norm.weight": 4,
+        f"{layer}.attention.k_norm.weight": 4,
+    }
+    weights |= {name: rng.random(size).astype(np.float32) for name, size in gains.items()}
+    config = {"model_type": "torchtitan", "n_layers": 1, "n_heads": 4, "dim": 16}
+    (plan,) = wqk.open(Module(weights, config)).plans
+    norms = (plan.query.input_norm, plan.query.norm, plan.key.norm)
+    assert [norm and norm.gain[0].name for norm in norms] == list(gains)

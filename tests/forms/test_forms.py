@@ -304,4 +304,4 @@ def test_every_synonym_leads_to_something():
     attributes = dir(SQUARE)
     for name, meant in FORM_SYNONYMS.items():
         assert name not in attributes
-        assert meant.partition("(")[0].partition(".")[0] in [*attributes, "form"]
+        assert meant.partition("(")[0].partition(".")[0].strip() in [*attributes, "form"]

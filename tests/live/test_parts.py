@@ -610,10 +610,10 @@ def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:
     made(KINDS[0], torch.float32).save_pretrained(tmp_path / "model")
     text = tmp_path / "text.txt"
     text.write_text("one fish two fish " * 40)
-    with pytest.raises(CorpusError, match="no vocabulary"):
+    with pytest.raises(CorpusError, match="model: has no tokenizer that encodes text"):
         wqk.parts(str(tmp_path / "model"), text=text, block=8, blocks=4)
     made(KINDS[2], torch.float32).save_pretrained(tmp_path / "none")
-    with pytest.raises(CorpusError, match="encodes text; save the model"):
+    with pytest.raises(CorpusError, match="none: has no tokenizer that encodes text"):
         wqk.parts(str(tmp_path / "none"), text=text, block=8, blocks=4)
 
 

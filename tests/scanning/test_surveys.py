@@ -109,13 +109,9 @@ def test_one_table_of_what_single_scans_give(models: list[str], table_bytes: byt
     assert "'perceptron'" in unknown["reason"]
 
 
-def test_a_folder_of_checkpoints_and_a_list_are_refused_before_anything_is_written(
-    tmp_path, monkeypatch
-):
+def test_a_folder_of_checkpoints_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     (tmp_path / "many" / "one").mkdir(parents=True)
     (tmp_path / "many" / "one" / "model.safetensors").touch()
-    (tmp_path / "list.txt").write_text("owner/model\n")
-    (tmp_path / "other.safetensors").touch()  # weights in the folder of the list
     monkeypatch.chdir(tmp_path)
     for ref in ("many/", "./many", "many"):
         expected = rf"^{re.escape(ref)}: is a folder of checkpoints \(one\); survey them as \S+/\*$"
@@ -123,8 +119,6 @@ def test_a_folder_of_checkpoints_and_a_list_are_refused_before_anything_is_writt
             survey(ref, out="scores")
         with pytest.raises(CheckpointError, match=r"^many: no weights here"):
             wqk.scan(ref)
-    with pytest.raises(CheckpointError, match=r"give it as @list.txt$"):
-        survey("list.txt", out="scores")
     assert "as many/*" in run("survey", "many", "--dry-run", exits=2).stderr
     assert not Path("scores").exists()
 

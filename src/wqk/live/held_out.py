@@ -384,6 +384,20 @@ def _encoded(path: Path, tokenizer_maker: partial[Any] | None, count: int) -> To
         raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
     # Tokens are hardly ever longer than 40 characters; the remaining text is not read.
     enough = 40 * count
+    text = _beginning(path, enough)
+    tokenizer = tokenizer_maker()
+    with quiet():
+        ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
+    return TokenSource(path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id)
+
+
+def require_text(path: Path) -> None:
+    """Raise `CorpusError` if a file contains no text; only its beginning is read."""
+    _beginning(path, 1)
+
+
+def _beginning(path: Path, enough: int) -> str:
+    """Return the first ``enough`` characters of a text file, or a little more of JSON Lines."""
     try:
         with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
             if {".jsonl", ".ndjson", ".json"} & {suffix.lower() for suffix in path.suffixes}:
@@ -397,10 +411,7 @@ def _encoded(path: Path, tokenizer_maker: partial[Any] | None, count: int) -> To
         raise CorpusError(f"{path}: cannot be read as text ({first_line(error)})") from None
     except (KeyError, TypeError):
         raise CorpusError(f'{path}: expected a JSON object with a "text" in each line') from None
-    tokenizer = tokenizer_maker()
-    with quiet():
-        ids = tokenizer(text[:enough], add_special_tokens=False)["input_ids"]
-    return TokenSource(path.name, np.asarray(ids, np.int64), tokenizer.mask_token_id)
+    return text
 
 
 def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:

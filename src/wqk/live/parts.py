@@ -27,6 +27,7 @@ from wqk.live.held_out import (
     load,
     open_held_out,
     predicted_by,
+    require_text,
     require_tokenizer,
 )
 from wqk.live.mixing import (
@@ -307,6 +308,7 @@ def parts(
     if text is not None and tokens is None and not isinstance(text, str | PathLike):
         text, tokens = None, text  # type: ignore[unreachable]
     if text is not None:
+        require_text(Path(text))
         require_tokenizer(ref)
     with required_by("running the model"):
         import scipy.special  # type: ignore[import-untyped]  # noqa: F401
