@@ -123,6 +123,18 @@ def test_a_folder_of_checkpoints_is_refused_before_anything_is_written(tmp_path,
     assert not Path("scores").exists()
 
 
+def test_a_pattern_that_no_shell_expanded_names_paths(tmp_path: Path) -> None:
+    for step in (2, 10):
+        shutil.copytree(wqk.demo_model("encoder"), tmp_path / f"step-{step}")
+    pattern = str(tmp_path / "step-*")
+    printed = run("survey", pattern, "--dry-run").stdout.splitlines()
+    assert printed == [str(tmp_path / "step-2"), str(tmp_path / "step-10")]
+    table = survey([pattern], out=tmp_path / "scores", jobs=1)
+    assert table.frame["checkpoint"].unique().sort().to_list() == sorted(printed)
+    message = run("survey", str(tmp_path / "stage-*"), "--dry-run", exits=2).stderr
+    assert message.endswith("stage-*: no file or folder matches the pattern\n")
+
+
 def test_a_survey_has_the_medians_of_its_models(models, tmp_path):
     table = survey(models[:2], out=tmp_path)
     medians = pl.read_csv(tmp_path / "summary.csv")

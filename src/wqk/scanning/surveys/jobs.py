@@ -67,6 +67,9 @@ from wqk.storage.references import (
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.writers import to_parquet
 
+# Characters of patterns.
+WILDCARDS = frozenset("*?[")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -182,8 +185,25 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
                 )
             if entry.startswith(SET_PREFIX):
                 yield from model_set(entry)
+            elif _is_pattern_of_paths(entry):
+                yield from _matching_paths(entry)
             else:
                 yield entry
+
+
+def _is_pattern_of_paths(ref: str) -> bool:
+    """Return whether a ref is a pattern of paths on this machine, which a shell did not expand."""
+    return bool(set(ref) & WILDCARDS) and "://" not in ref and not exists(Path(ref))
+
+
+def _matching_paths(pattern: str) -> list[str]:
+    """Return the paths that match a pattern, in natural order; `CheckpointError` if none does."""
+    root = Path(pattern).anchor
+    matches = Path(root).glob(str(Path(pattern).relative_to(root)))
+    paths = sorted(map(str, matches), key=natural_order)
+    if not paths:
+        raise CheckpointError(f"{redacted(pattern)}: no file or folder matches the pattern")
+    return paths
 
 
 def _jobs_of(
@@ -202,7 +222,7 @@ def _jobs_of(
     else:
         names: dict[str, None] = {}
         for pattern in revisions:
-            if set(pattern) & set("*?["):  # revisions are listed only for a pattern
+            if set(pattern) & WILDCARDS:  # revisions are listed only for a pattern
                 names |= dict.fromkeys(_matching(pattern, list_revisions(ref), ref))
             else:
                 names[pattern] = None
