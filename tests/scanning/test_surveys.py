@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -159,6 +160,16 @@ def test_a_survey_draws_a_box_for_each_model(models, tmp_path):
     run("survey", *models[:2], "--out", tmp_path / "s", "--picture", tmp_path / "boxes.svg")
     picture = (tmp_path / "boxes.svg").read_text("utf-8")
     assert all(f">{Path(model).name}</text>" in picture for model in models[:2])
+
+
+def test_models_without_symmetry_have_a_box_of_directionality_alone(models, tmp_path):
+    """Layers whose queries and keys read different vectors have no symmetry."""
+    pytest.importorskip("matplotlib")
+    table = survey(models[:2], out=tmp_path)
+    frame = table.frame.with_columns(symmetry=pl.lit(None, pl.Float64))
+    figure = replace(table, frame=frame).plot("models")
+    boxes = [len(axis.patches) for axis in figure.axes]
+    assert boxes == [0, 2]
 
 
 @pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])
