@@ -325,7 +325,7 @@ def test_a_lack_of_values_names_what_lacks_them() -> None:
 def test_a_missing_tokenizer_is_found_before_libraries_are_loaded(verb: str) -> None:
     code = (
         "import sys; from wqk.cli.main import command\n"
-        f"try: command(['{verb}', {str(ENCODER)!r}, '--text', 'a.txt'])\n"
+        f"try: command(['{verb}', {str(ENCODER)!r}, '--text', {__file__!r}])\n"
         "finally: print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

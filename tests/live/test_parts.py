@@ -532,7 +532,18 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     ),
     (lambda: transformers.ViTModel(transformers.ViTConfig(**SIZE)), {}, CheckpointError, "tokens"),
     (lambda: made(KINDS[1]), {"tokens": None}, CorpusError, "give one of text, corpus and tokens"),
-    (lambda: made(KINDS[1]), {"tokens": None, "text": "x"}, CorpusError, "tokenizer of a saved"),
+    (
+        lambda: made(KINDS[1]),
+        {"tokens": None, "text": __file__},
+        CorpusError,
+        "tokenizer of a saved",
+    ),
+    (
+        lambda: made(KINDS[1]),
+        {"tokens": None, "text": "none.txt"},
+        CorpusError,
+        "none.txt: cannot be",
+    ),
     (
         lambda: made(KINDS[1]),
         {"tokens": None, "corpus": "/none"},

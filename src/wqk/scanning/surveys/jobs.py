@@ -193,7 +193,9 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
 
 def _is_pattern_of_paths(ref: str) -> bool:
     """Return whether a ref is a pattern of paths on this machine, which a shell did not expand."""
-    return bool(set(ref) & WILDCARDS) and "://" not in ref and not exists(Path(ref))
+    # A question mark begins the query of an address.
+    wildcards = WILDCARDS - {"?"}
+    return bool(set(ref) & wildcards) and "://" not in ref and not exists(Path(ref))
 
 
 def _matching_paths(pattern: str) -> list[str]:
