@@ -38,7 +38,20 @@ PANDAS = frozenset(
 PANDAS_AGGREGATES = frozenset(
     ["agg", "aggregate", "boxplot", "corr", "describe", "groupby", "hist", "pivot_table"]
 )
-_POLARS = "columns dtypes group_by head schema select sort tail to_dicts to_numpy with_columns"
+# Attributes of polars' frames that a table has by way of its frame.
+POLARS = (
+    "columns",
+    "dtypes",
+    "group_by",
+    "head",
+    "schema",
+    "select",
+    "sort",
+    "tail",
+    "to_dicts",
+    "to_numpy",
+    "with_columns",
+)
 
 # Attributes that stand for a synonym, by the class of their owner. Classes that inherit from the
 # owner have the same synonyms. A dot leads to an attribute of the attribute.
@@ -52,7 +65,7 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "to_parquet": "write",
         "save": "write",
         "to_polars": "frame.clone",
-        **{name: f"frame.{name}" for name in _POLARS.split()},
+        **{name: f"frame.{name}" for name in POLARS},
     },
     "Result": {
         "df": "frame",

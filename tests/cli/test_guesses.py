@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import click
 import numpy as np
@@ -18,6 +19,7 @@ from tests import small
 from tests.command import run
 
 import wqk
+from wqk import _synonyms
 from wqk._console import Result
 from wqk._guesses import GUESSES, OPTION_GUESSES
 from wqk._synonyms import ATTRIBUTES, FUNCTIONS
@@ -331,3 +333,21 @@ def test_a_missing_tokenizer_is_found_before_libraries_are_loaded(verb: str) -> 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "has no tokenizer that encodes text (no tokenizer.json" in done.stderr
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_words_of_a_line_are_lost_or_stop_the_rewording(seed: int) -> None:
+    """A synonym at the end of a line, without its value, is left for click to refuse."""
+    random = Random(seed)
+    synonyms = [*_synonyms.OPTIONS, *_synonyms.FORMAT_OPTIONS, *_synonyms.CHECKPOINT_OPTIONS]
+    pool = [*synonyms, *_synonyms.ADAPTER_OPTIONS, "-", "a", "0.2", "head.png", "--layer=3"]
+    for name in ("scan", "show", "tokens", "same", "parts", "report", "survey"):
+        for _ in range(50):
+            arguments = random.choices(pool, k=random.randint(0, 6))
+            line = reworded(command.verbs[name], arguments)
+            assert all(word in line for word in arguments if word in ("a", "head.png"))
+
+
+def test_a_synonym_without_its_value_is_a_usage_error() -> None:
+    message = run("show", "x", "--model", exits=2).stderr
+    assert "Missing option '--layer'" in message

@@ -32,7 +32,7 @@ from wqk._guesses import COMMANDS, option_advice
 from wqk._synonyms import VERBS
 from wqk._version import __version__
 from wqk.cli.limits import too_small
-from wqk.cli.rewording import reworded
+from wqk.cli.rewording import reworded, with_figure_name
 from wqk.cli.verb import Verb, first_sentence, function_definition
 from wqk.errors import WqkError, shortened
 
@@ -155,12 +155,10 @@ class Boundary(click.Group):
         """Find a verb, or the verb that a synonym stands for, as click does."""
         if any("\0" in word for word in arguments):
             raise click.UsageError("an argument contains a null character, which no path can have")
-        if arguments[0] == "table" and "figure" in self.verbs and arguments[1:2]:
-            arguments = ["figure", f"table{arguments[1].removeprefix('table')}", *arguments[2:]]
         if arguments[0] not in self.verbs and VERBS.get(arguments[0]) in self.verbs:
             arguments = [VERBS[arguments[0]], *arguments[1:]]
-        if arguments[:2] in (["figure", "fig"], ["figure", "table"]):
-            arguments = ["figure", "".join(arguments[1:3]), *arguments[3:]]
+        if "figure" in self.verbs:
+            arguments = with_figure_name(arguments)
         if arguments[0] not in self.verbs and arguments[0] in LABORATORY:
             raise click.UsageError(f"wqk {arguments[0]} is now wqk lab {arguments[0]}")
         if arguments[0] == "help" and context.parent is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -37,55 +37,110 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
     >>> reworded(command.verbs["show"], ["bert", "0", "1", "-o", "head.png"])
     ['bert', '--layer', '0', '--head', '1', '-o', 'head.png']
     """
-    options = {name: option for option in verb.params for name in option.opts}
-    result: list[str] = []
-    arguments: list[int] = []  # places of the words that are no options and no values
-    adapter = ""
+    line = _Line({name: option for option in verb.params for name in option.opts})
     remaining = iter(words)
     for word in remaining:
         if word == "--":
-            return [*result, word, *remaining]
+            return [*line.words, word, *remaining]
         if not word.startswith("-") or word == "-":
-            arguments.append(len(result))
-            result.append(word)
+            line.add_argument(word)
             continue
         name, equals, value = word.partition("=")
-        if name in options:
-            result.append(word)
-            if _takes_value(options[name]) and not equals:
-                result += islice(remaining, 1)
-            continue
-        if name in FORMAT_OPTIONS:
-            value = value if equals else next(remaining, "")
-            replacement = FORMATS.get(value.lower(), ())
-            if replacement and replacement[0] in options:
-                result += replacement
-            else:
-                result += [name, value]
-            continue
-        if name in CHECKPOINT_OPTIONS:
-            arguments.append(len(result))
-            result.append(value) if equals else result.extend(islice(remaining, 1))
-            continue
-        if name in ADAPTER_OPTIONS and "--base" in options and not adapter:
-            adapter = value if equals else next(remaining, "")
-            continue
+        line.add_option(name, value if equals else None, remaining)
+    line.add_adapter()
+    return _with_options_for_arguments(verb, line.options, line.words, line.arguments)
+
+
+class _Line:
+    """A command line in the words of a verb, while it is made.
+
+    Attributes
+    ----------
+    options
+        The options of the verb, by each of their names.
+    words
+        The words of the line so far.
+    arguments
+        Places, in ``words``, of the words that are neither options nor values of options.
+    adapter
+        Folder that an option gave as an adapter.
+    """
+
+    def __init__(self, options: Mapping[str, click.Parameter]) -> None:
+        self.options = options
+        self.words: list[str] = []
+        self.arguments: list[int] = []
+        self.adapter = ""
+
+    def add_argument(self, word: str) -> None:
+        """Add a word that is no option."""
+        self.arguments.append(len(self.words))
+        self.words.append(word)
+
+    def add_option(self, name: str, value: str | None, remaining: Iterator[str]) -> None:
+        """Add an option, or what stands for it; without a value, the next word may be the value."""
+        if name in self.options:
+            self.words.append(name if value is None else f"{name}={value}")
+            if value is None and _takes_value(self.options[name]):
+                self.words += islice(remaining, 1)
+        elif name in FORMAT_OPTIONS:
+            self._add_format(name, next(remaining, "") if value is None else value)
+        elif name in CHECKPOINT_OPTIONS:
+            for word in islice(remaining, 1) if value is None else [value]:
+                self.add_argument(word)
+        elif name in ADAPTER_OPTIONS and "--base" in self.options and not self.adapter:
+            self.adapter = next(remaining, "") if value is None else value
+        else:
+            self._add_synonym(name, value, remaining)
+
+    def _add_format(self, option: str, name: str) -> None:
+        """Add the options of a format, or the words as they are if the verb has no such options."""
+        replacement = FORMATS.get(name.lower(), ())
+        if replacement and replacement[0] in self.options:
+            self.words += replacement
+        else:
+            self.words += [option, name]
+
+    def _add_synonym(self, name: str, value: str | None, remaining: Iterator[str]) -> None:
+        """Add the words that replace an option, or the option as it is if none do."""
         replacement = OPTIONS.get(name, ())
-        if not replacement or replacement[0] not in options:
-            result.append(word)
-            continue
-        result += replacement
-        if equals:
-            result.append(value)
-        elif len(replacement) == 1 and _takes_value(options[replacement[0]]):
-            result += islice(remaining, 1)
-    if adapter and len(arguments) == 1:
-        base = result[arguments[0]]
-        result[arguments[0]] = adapter
-        result += ["--base", base]
-    elif adapter:
-        result += ["--adapter", adapter]  # an error, with advice
-    return _with_options_for_arguments(verb, options, result, arguments)
+        if not replacement or replacement[0] not in self.options:
+            self.words.append(name if value is None else f"{name}={value}")
+            return
+        self.words += replacement
+        if value is not None:
+            self.words.append(value)
+        elif len(replacement) == 1 and _takes_value(self.options[replacement[0]]):
+            self.words += islice(remaining, 1)
+
+    def add_adapter(self) -> None:
+        """Put the adapter in the place of the checkpoint, which becomes its base."""
+        if not self.adapter:
+            return
+        if len(self.arguments) == 1:
+            (place,) = self.arguments
+            self.words += ["--base", self.words[place]]
+            self.words[place] = self.adapter
+        else:
+            # The verb has no such option: its error says how an adapter is given.
+            self.words += ["--adapter", self.adapter]
+
+
+def with_figure_name(arguments: Sequence[str]) -> list[str]:
+    """Write the words that name a figure or a table of the paper as its name.
+
+    Examples
+    --------
+    >>> with_figure_name(["table", "1"]), with_figure_name(["figure", "fig", "3", "--json"])
+    (['figure', 'table1'], ['figure', 'fig3', '--json'])
+    >>> with_figure_name(["figure", "fig2"])
+    ['figure', 'fig2']
+    """
+    if arguments[0] == "table" and len(arguments) > 1:
+        return ["figure", f"table{arguments[1].removeprefix('table')}", *arguments[2:]]
+    if arguments[0] == "figure" and arguments[1:2] in (["fig"], ["table"]):
+        return ["figure", "".join(arguments[1:3]), *arguments[3:]]
+    return [*arguments]
 
 
 def _takes_value(option: click.Parameter) -> bool:

@@ -174,11 +174,15 @@ class Estimate:
 
 def _cumulants(means: np.ndarray) -> tuple[float, float]:
     """Return the second and third cumulant of a mean; rounding of equal numbers is no spread."""
-    count, deviations = len(means), means - means.mean()
+    count = len(means)
+    deviations = means - means.mean()
     if np.std(means, ddof=1) < 1e-9 * np.abs(means).max():
         return 0.0, 0.0
-    third = count * float((deviations**3).sum()) / ((count - 1) * max(count - 2, 1))
-    return float((deviations**2).sum()) / (count - 1) / count, third / count**2
+    variance = float((deviations**2).sum()) / (count - 1)
+    degrees = (count - 1) * max(count - 2, 1)
+    third_moment = count * float((deviations**3).sum()) / degrees
+    # The cumulants of the mean of n values are theirs over n and over n².
+    return variance / count, third_moment / count**2
 
 
 def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
