@@ -563,22 +563,7 @@ def find_by_layer(
         Beginnings of the names of a layer's tensors, in the reference and in the candidate.
     """
     places: tuple[dict[str, str], dict[str, str]] = ({}, {})
-    searches: list[list[list[str]]] = []
-    names_outside = [[*names_of_side] for names_of_side in names]
-    for prefixes in layers:
-        names_of_layer = [
-            [name for name in names_of_side if name.startswith(prefix)]
-            for names_of_side, prefix in zip(names, prefixes, strict=True)
-        ]
-        searches.append(names_of_layer)
-        for side, prefix in enumerate(prefixes):
-            names_outside[side] = [
-                name for name in names_outside[side] if not name.startswith(prefix)
-            ]
-    searches.append([names_outside[0], [*names[1]]])
-    if layers:
-        searches.append([[*names[0]], names_outside[1]])
-    for names_to_find in searches:
+    for names_to_find in _searches(names, layers):
         names_left = [
             [name for name in names_of_side if name not in place_by_name]
             for names_of_side, place_by_name in zip(names_to_find, places, strict=True)
@@ -588,6 +573,32 @@ def find_by_layer(
             for place_by_name, further in zip(places, further_places, strict=True):
                 place_by_name.update(further)
     return places
+
+
+def _searches(
+    names: Sequence[Collection[str]], layers: Sequence[LayerPrefixes]
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the names that are searched for in each other: layer by layer, then those of no layer.
+
+    Without layers, all names are searched for at once.
+    """
+    reference_outside, candidate_outside = map(list, names)
+    for reference_prefix, candidate_prefix in layers:
+        reference_layer, reference_outside = _parted(reference_outside, reference_prefix)
+        candidate_layer, candidate_outside = _parted(candidate_outside, candidate_prefix)
+        yield reference_layer, candidate_layer
+    reference_names, candidate_names = map(list, names)
+    yield reference_outside, candidate_names
+    if layers:
+        yield reference_names, candidate_outside
+
+
+def _parted(names: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
+    """Return the names that begin with a prefix, and the without_prefix."""
+    all_names = list(names)
+    with_prefix = [name for name in all_names if name.startswith(prefix)]
+    without_prefix = [name for name in all_names if not name.startswith(prefix)]
+    return with_prefix, without_prefix
 
 
 def _infos_with_keys(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, TensorInfo]:
