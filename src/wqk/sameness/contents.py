@@ -594,7 +594,7 @@ def _searches(
 
 
 def _parted(names: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
-    """Return the names that begin with a prefix, and the without_prefix."""
+    """Return the names that begin with a prefix, and the names that do not."""
     all_names = list(names)
     with_prefix = [name for name in all_names if name.startswith(prefix)]
     without_prefix = [name for name in all_names if not name.startswith(prefix)]
