@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -19,6 +20,25 @@ from wqk._guesses import CALLS
 
 SOURCE = Path(wqk.__file__).parent
 LABORATORY = SOURCE.parent / "wqk_lab"
+
+# Files and folders at the top of the tree.
+TOP = {
+    "action.yml",
+    "benchmarks",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "constraints.txt",
+    "docs",
+    "examples",
+    "LICENSE",
+    "Makefile",
+    "pyproject.toml",
+    "README.md",
+    "src",
+    "tests",
+    "tools",
+}
+HIDDEN = {".ci", ".github", ".gitignore", ".pre-commit-config.yaml"}
 
 # The instrument's rooms from top to bottom; each may import those below it and itself.
 ROOMS = {
@@ -131,6 +151,15 @@ def test_every_room_is_on_the_list() -> None:
         rooms[package].add(room)
     assert rooms["wqk"] - {"__init__", "__main__"} - SHARED == set(ROOMS)
     assert rooms["wqk_lab"] - {"__init__"} == set(LABORATORY_ROOMS)
+
+
+def test_nothing_strays_at_the_top_of_the_tree() -> None:
+    root = SOURCE.parents[1]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("the tree is no checkout of git")
+    listing = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
+    names = {name.split("/")[0] for name in listing.stdout.splitlines()}
+    assert names - HIDDEN == TOP
 
 
 def test_comparisons_do_not_import_each_other() -> None:
