@@ -26,7 +26,7 @@ from wqk.families import (
 from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
 from wqk.families.naming import layers_beyond
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import is_number
+from wqk.forms.arrays import is_number
 from wqk.storage.references import HubOptions, check_options
 
 # Attributes of similar libraries, and the expressions that replace them.

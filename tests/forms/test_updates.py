@@ -53,3 +53,11 @@ def test_where_nothing_or_only_some_heads_moved_float32_is_enough() -> None:
 def test_only_factors_of_one_shape_step_into_each_other() -> None:
     with pytest.raises(FormError, match="factors of the same shape"):
         update_terms(BilinearForm(np.eye(3), np.eye(3)), BilinearForm(np.eye(3, 2), np.eye(3, 2)))
+
+
+def test_a_factor_without_a_stack_serves_all_forms() -> None:
+    matrices = np.random.default_rng(0).standard_normal((2, 6, 9))
+    before = BilinearForm.from_matrix(matrices)
+    terms = update_terms(before, BilinearForm.from_matrix(1.5 * matrices))
+    np.testing.assert_allclose(terms.first.dense(), 0.5 * matrices, atol=1e-14)
+    np.testing.assert_array_equal(terms.second.dense(), 0)

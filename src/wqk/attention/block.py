@@ -31,7 +31,7 @@ from wqk.attention.factors import (
 from wqk.attention.measures import Bands, Ceilings, ceilings, rotary_bands
 from wqk.errors import Advising, CheckpointError, FormError, UnknownFamily
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import array_namespace, is_number
+from wqk.forms.arrays import array_namespace, is_number
 
 # Attributes of similar libraries, and the attributes of a block that replace them.
 BLOCK_SYNONYMS = {

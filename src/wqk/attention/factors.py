@@ -34,7 +34,7 @@ from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.families import AttentionPlan, Composed, Norm, Side
 from wqk.families.windows import ChunkWindow, LocalWindow
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import array_namespace
+from wqk.forms.arrays import array_namespace
 
 
 @dataclass(frozen=True, eq=False)

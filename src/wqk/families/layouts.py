@@ -30,7 +30,7 @@ from itertools import accumulate
 from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-from wqk.forms.kernels import array_namespace
+from wqk.forms.arrays import array_namespace
 
 LAYOUTS = (
     "separate",

@@ -20,8 +20,11 @@ With indices 1 and 2 for the fixed and the rotated dimensions,
     Var = 4 ⟨P₁₂P₂₁, S₁₂S₂₁⟩ / m + 2 ‖(P₂₂)₀‖² ‖(S₂₂)₀‖² / ((m − 1)(m + 2)).
 
 Tail probabilities are those of a shifted gamma distribution with these two cumulants and the third
-(Hall 1983, Buckley and Eagleson 1988), for which the entries of U count as independent. In
-simulations they are right within a factor of 2 down to 10⁻³, mostly too large.
+(Hall 1983, Buckley and Eagleson 1988), for which the entries of U count as independent:
+
+    κ₃  = 24 ⟨P₁₂P₂₂P₂₁, S₁₂S₂₂S₂₁⟩ / m² + 8 tr (P₂₂)₀³ tr (S₂₂)₀³ / m³.
+
+In simulations the probabilities are right within a factor of 2 down to 10⁻³, mostly too large.
 
 **Updates.** A step adds (A + ΔA)(B + ΔB)ᵀ − A Bᵀ = Δ₂ + Δ₃ to a form. The first-order term, Δ₂ = ΔA
 Bᵀ + A ΔBᵀ, has rank 2R; the second-order term, Δ₃ = ΔA ΔBᵀ, has rank R. Between two training steps
@@ -45,7 +48,8 @@ from array_api_compat import device
 from wqk._typing import Float
 from wqk.errors import FormError
 from wqk.forms import BilinearForm, overlaps
-from wqk.forms.kernels import array_namespace, balance, on_host
+from wqk.forms.arrays import array_namespace, on_host
+from wqk.forms.kernels import balance
 from wqk.forms.overlaps import StackSide
 from wqk.forms.spectra import root_of, spectral_norm
 
@@ -142,15 +146,19 @@ def sides(form: BilinearForm) -> tuple[StackSide, StackSide]:
     """
     groups, sharing = (1, 1, *form.stack)[-2:]
     shape = groups, sharing
-    query, key = (
-        balance(np.reshape(factor, (-1, *(1, 1, *factor.shape)[-3:])), np).factor
-        for factor in (form.query, form.key)
-    )
+    query = balance(_in_groups(form.query), np).factor
+    key = balance(_in_groups(form.key), np).factor
     query_gram, key_gram = _gram(query), _gram(key)
     return (
         _side(query, query_gram, _triangle(key, key_gram), shape),
         _side(key, key_gram, _triangle(query, query_gram), shape),
     )
+
+
+def _in_groups(factor: np.ndarray) -> Float[np.ndarray, "groups sharing d rank"]:
+    """Return a factor (D, R), (S, D, R) or (G, S, D, R) with four axes; missing axes are 1."""
+    sharing = factor.shape[-3] if factor.ndim > 2 else 1
+    return np.reshape(factor, (-1, sharing, *factor.shape[-2:]))
 
 
 def _side(
@@ -159,26 +167,38 @@ def _side(
     triangle: Float[np.ndarray, "groups far_sharing rank r"],
     shape: tuple[int, int],
 ) -> StackSide:
-    """Return the near side of a stack of forms; a triangle replaces the factor of the far side."""
+    """Return the near side of a stack of forms; a triangle replaces the factor of the far side.
+
+    Parameters
+    ----------
+    near
+        The factor of this side, N.
+    gram
+        NᵀN.
+    triangle
+        T with T Tᵀ = FᵀF, for the factor F of the far side: N T has the norm of N Fᵀ.
+    shape
+        Numbers of groups, and of forms in a group.
+    """
     # Matrices of single forms are small and computed in double precision.
-    core = triangle.swapaxes(-1, -2) @ gram @ triangle
-    square = np.trace(core, axis1=-2, axis2=-1)
-    scale = np.where(square > 0, square, 1)[..., None, None]
-    mix = np.broadcast_to(triangle / np.sqrt(scale), (*shape, *triangle.shape[-2:]))
+    core = triangle.swapaxes(-1, -2) @ gram @ triangle  # (N T)ᵀ N T
+    square_norm = np.trace(core, axis1=-2, axis2=-1)
+    divisor = np.where(square_norm > 0, square_norm, 1)[..., None, None]
+    mix = np.broadcast_to(triangle / np.sqrt(divisor), (*shape, *triangle.shape[-2:]))
     is_shared = near.shape[1] != shape[1]
     if is_shared:
         # Rounding errors are relative to the shared factor, even where the mix makes it small.
         stretch = np.linalg.norm(gram, 2, axis=(-2, -1))
         size = stretch * np.linalg.norm(mix @ mix.swapaxes(-1, -2), axis=(-2, -1))
     else:
-        size = np.linalg.norm(core / scale, axis=(-2, -1))
+        size = np.linalg.norm(core / divisor, axis=(-2, -1))
     mix = mix.astype(near.dtype)
     columns = near[:, 0] if is_shared else near @ mix
     return StackSide(
         columns=np.ascontiguousarray(np.moveaxis(columns, -2, 0).reshape(near.shape[-2], -1)),
         mix=mix if is_shared else None,
         heads=math.prod(shape),
-        zero=np.broadcast_to(square == 0, shape).ravel(),
+        zero=np.broadcast_to(square_norm == 0, shape).ravel(),
         size=np.broadcast_to(size, shape).ravel(),
     )
 
@@ -189,21 +209,26 @@ def with_chance(side: StackSide, fixed: np.ndarray | None) -> End:
     rotated = int((~is_fixed).sum())
     if rotated < 2:
         raise FormError(f"chance needs two dimensions to rotate, got {rotated} of {side.width}")
-    core = _gram(side.factors(~is_fixed))
-    fixed_rows = side.factors(is_fixed).astype(np.float64)
+    core = _gram(side.factors(~is_fixed))  # G = w₂ᵀ w₂
+    fixed_rows = side.factors(is_fixed).astype(np.float64)  # w₁
     if side.mix is not None:
         mix = side.mix.astype(np.float64)
         core = mix.swapaxes(-1, -2) @ core[:, None] @ mix
         fixed_rows = fixed_rows[:, None] @ mix
-    blocks = []
-    image = fixed_rows
+    fixed_moments = []
+    image = fixed_rows  # w₁ Gⁿ
     for _ in range(3):
-        blocks.append((image @ fixed_rows.swapaxes(-1, -2)).reshape(side.heads, -1))
+        fixed_moments.append((image @ fixed_rows.swapaxes(-1, -2)).reshape(side.heads, -1))
         image = image @ core
     square = core @ core
     powers = (core, square, square @ core)
     traces = [np.trace(power, axis1=-2, axis2=-1).ravel() for power in powers]
-    return End(**vars(side), fixed=np.stack(blocks, 1), traces=np.stack(traces, 1), rotated=rotated)
+    return End(
+        **vars(side),
+        fixed=np.stack(fixed_moments, 1),
+        traces=np.stack(traces, 1),
+        rotated=rotated,
+    )
 
 
 def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
@@ -230,14 +255,15 @@ def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
             f"of width {reader.width}"
         )
     m = writer.rotated
+    # ⟨P₁₁, S₁₁⟩, ⟨P₁₂P₂₁, S₁₂S₂₁⟩ and ⟨P₁₂P₂₂P₂₁, S₁₂S₂₂S₂₁⟩ of every pair, (W, R).
     fixed = [writer.fixed[:, n] @ reader.fixed[:, n].T for n in range(3)]
-    first, second, third = (
-        np.outer(writer_moment, reader_moment)
-        for writer_moment, reader_moment in zip(
-            _deviations(writer), _deviations(reader), strict=True
-        )
-    )
-    variance = 4 * fixed[1] / m + 2 * second / ((m - 1) * (m + 2))
+    writes, reads = _rotated_moments(writer), _rotated_moments(reader)
+    traces = np.outer(writes.trace, reads.trace)
+    squares_of_traceless = np.outer(writes.traceless_square, reads.traceless_square)
+    cubes_of_traceless = np.outer(writes.traceless_cube, reads.traceless_cube)
+    mean = fixed[0] + traces / m
+    variance = 4 * fixed[1] / m + 2 * squares_of_traceless / ((m - 1) * (m + 2))
+    third = 24 * fixed[2] / m**2 + 8 * cubes_of_traceless / m**3
     if tiled is None:
         squares = overlaps.by_cores(writer, reader)
     else:
@@ -249,10 +275,7 @@ def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
             squares[uncertain_writers] = overlaps.by_cores(writer, reader, uncertain_writers)
     is_zero = np.logical_or.outer(writer.zero, reader.zero)
     return Chained(
-        score=np.where(is_zero, np.nan, np.sqrt(squares)),
-        mean=fixed[0] + first / m,
-        variance=variance,
-        third=24 * fixed[2] / m**2 + 8 * third / m**3,
+        score=np.where(is_zero, np.nan, np.sqrt(squares)), mean=mean, variance=variance, third=third
     )
 
 
@@ -270,11 +293,12 @@ def chain_all(
     threads
         Number of products that run at the same time, each with a single-threaded BLAS.
     """
+    pairs_by_width: dict[int, list[tuple[int, int]]] = {}
+    for writer, reader in pairs:
+        pairs_by_width.setdefault(readers[reader].width, []).append((writer, reader))
     tiled: dict[tuple[int, int], np.ndarray] = {}
-    for width in {readers[j].width for _, j in pairs}:
-        tiled |= _tiled_squares(
-            writers, readers, [pair for pair in pairs if readers[pair[1]].width == width], threads
-        )
+    for pairs_of_width in pairs_by_width.values():
+        tiled |= _tiled_squares(writers, readers, pairs_of_width, threads)
 
     def chain_pair(pair: tuple[int, int]) -> Chained:
         writer, reader = pair
@@ -287,7 +311,11 @@ def chain_all(
 def _tiled_squares(
     writers: Sequence[End], readers: Sequence[End], pairs: Sequence[tuple[int, int]], threads: int
 ) -> dict[tuple[int, int], np.ndarray]:
-    """Compute ‖wᵀ r‖² of pairs of one width by tiles; empty if cores take less time."""
+    """Compute ‖wᵀ r‖² of pairs of one width by tiles; empty if cores take less time.
+
+    Stacks that occur in a pair become the rows and columns of a table: the writers in their order,
+    the readers in the order of the writers that they meet.
+    """
     writer_numbers = sorted({i for i, _ in pairs})
     row_of = {number: row for row, number in enumerate(writer_numbers)}
     spans: dict[int, tuple[int, int]] = {}  # rows of the writers of each reader: from, up to
@@ -304,12 +332,12 @@ def _tiled_squares(
     squares = overlaps.by_tiles(row_ends, column_ends, [spans[j] for j in reader_numbers], threads)
     row_starts = np.cumsum([0, *(end.heads for end in row_ends)])
     column_starts = np.cumsum([0, *(end.heads for end in column_ends)])
-    return {
-        pair: squares[
-            row_starts[row] : row_starts[row + 1], column_starts[column] : column_starts[column + 1]
-        ]
-        for pair, (row, column) in zip(pairs, cells, strict=True)
-    }
+    squares_by_pair = {}
+    for pair, (row, column) in zip(pairs, cells, strict=True):
+        writing_heads = slice(*row_starts[[row, row + 1]])
+        reading_heads = slice(*column_starts[[column, column + 1]])
+        squares_by_pair[pair] = squares[writing_heads, reading_heads]
+    return squares_by_pair
 
 
 def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
@@ -333,11 +361,23 @@ def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
     return np.reshape(tail, np.shape(normal))
 
 
-def _deviations(side: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tr P₂₂, and the traces of the square and cube of its traceless part, (heads,)."""
+class RotatedMoments(NamedTuple):
+    """Moments of P₂₂, the rotated block of P = w wᵀ, each (heads,)."""
+
+    trace: np.ndarray  # tr P₂₂
+    traceless_square: np.ndarray  # tr (P₂₂)₀², for the traceless part (P₂₂)₀ = P₂₂ − (tr P₂₂ / m) I
+    traceless_cube: np.ndarray  # tr (P₂₂)₀³
+
+
+def _rotated_moments(side: End) -> RotatedMoments:
+    """Return the moments of P₂₂ from the traces of Gⁿ, which has its nonzero eigenvalues."""
     m = side.rotated
-    first, second, third = side.traces.T
-    return first, second - first**2 / m, third - 3 * first * second / m + 2 * first**3 / m**2
+    trace, square, cube = side.traces.T
+    return RotatedMoments(
+        trace=trace,
+        traceless_square=square - trace**2 / m,
+        traceless_cube=cube - 3 * trace * square / m + 2 * trace**3 / m**2,
+    )
 
 
 def _triangle(key: np.ndarray, gram: np.ndarray) -> np.ndarray:
@@ -383,15 +423,17 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     >>> terms.first.dense().round(6).tolist(), terms.second.dense().round(6).tolist()
     ([[0.2, 0.0], [0.0, 0.2]], [[0.01, 0.0], [0.0, 0.01]])
     """
-    shapes = [(form.query.shape, form.key.shape) for form in (before, after)]
-    if shapes[0] != shapes[1]:
-        raise FormError(f"an update needs factors of the same shape, got {shapes[0]}, {shapes[1]}")
+    old_shapes = before.query.shape, before.key.shape
+    new_shapes = after.query.shape, after.key.shape
+    if old_shapes != new_shapes:
+        raise FormError(
+            f"an update needs factors of the same shape, got {old_shapes}, {new_shapes}"
+        )
     query_step, key_step = after.query - before.query, after.key - before.key
     make = type(before).from_factors
-    return UpdateTerms(
-        _rescaled(make(query_step, before.key)) + _rescaled(make(before.query, key_step)),
-        _rescaled(make(query_step, key_step)),
-    )
+    query_term = _rescaled(make(query_step, before.key))  # ΔA Bᵀ
+    key_term = _rescaled(make(before.query, key_step))  # A ΔBᵀ
+    return UpdateTerms(first=query_term + key_term, second=_rescaled(make(query_step, key_step)))
 
 
 def change(before: BilinearForm, after: BilinearForm) -> BilinearForm:
@@ -433,18 +475,22 @@ def _rescaled(form: BilinearForm) -> BilinearForm:
     float64 in many times the time. If one factor is zero, the other becomes zero as well.
     """
     xp = array_namespace(form.query, form.key)
-    of_one = (-2, -1) if form.query.shape[:-2] == form.key.shape[:-2] else (-3, -2, -1)
-    query, key = (
-        on_host(xp.max(xp.abs(factor), axis=of_one, keepdims=True)).astype(np.float64)
-        for factor in (form.query, form.key)
-    )
-    is_zero = query * key == 0  # false where an entry is not finite
+    # Forms that share a factor have one scale: the last axis of the stack belongs to them.
+    has_shared_factor = form.query.shape[:-2] != form.key.shape[:-2]
+    axes = (-3, -2, -1) if has_shared_factor else (-2, -1)
+
+    def largest_entries(factor: Any) -> np.ndarray:
+        axes_of_factor = axes[-factor.ndim :]  # a factor of all forms may have no stack
+        largest = xp.max(xp.abs(factor), axis=axes_of_factor, keepdims=True)
+        return on_host(largest).astype(np.float64)
+
+    def scaled(factor: Any, scale: np.ndarray) -> Any:
+        scale = np.where(is_zero, 0.0, scale)
+        return factor * xp.asarray(scale, dtype=factor.dtype, device=device(factor))
+
+    query_size, key_size = largest_entries(form.query), largest_entries(form.key)
+    is_zero = query_size * key_size == 0  # false where an entry is not finite
     with np.errstate(divide="ignore", invalid="ignore"):
-        exponent = np.nan_to_num(np.log2(key / query) / 2, posinf=0, neginf=0)
+        exponent = np.nan_to_num(np.log2(key_size / query_size) / 2, posinf=0, neginf=0)
     power = np.exp2(np.round(exponent).clip(-60, 60))  # stays far from the ends of float32
-    scales = (np.where(is_zero, 0.0, scale) for scale in (power, 1 / power))
-    factors = (
-        factor * xp.asarray(scale, dtype=factor.dtype, device=device(factor))
-        for factor, scale in zip((form.query, form.key), scales, strict=True)
-    )
-    return type(form).from_factors(*factors)
+    return type(form).from_factors(scaled(form.query, power), scaled(form.key, 1 / power))

@@ -19,20 +19,22 @@ from wqk._machine import cached_property
 from wqk._typing import Array, Float, Scores
 from wqk.errors import Advising, FormError, called_as
 from wqk.forms import kernels
-from wqk.forms.kernels import (
+from wqk.forms.arrays import (
     array_namespace,
     as_array,
     axes_taken,
     common_stack,
-    directionalities,
     is_number,
     joined,
     keep_axis,
     linear_weight,
+    on_host,
     side_by_side,
     stacked_as,
     total,
+    widen,
 )
+from wqk.forms.kernels import directionalities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,10 +110,10 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
                 f"the rank, {self.rank}, of a {self._size} form should not exceed its width; "
                 f"{advice}"
             )
-        if any(
-            type(f).__name__ == "Parameter" and f.shape[-2] == f.shape[-1] for f in (query, key)
-        ):
-            raise FormError(f"a square nn.Parameter may be transposed; {advice}")
+        for factor in (query, key):
+            is_parameter = type(factor).__name__ == "Parameter"
+            if is_parameter and factor.shape[-2] == factor.shape[-1]:
+                raise FormError(f"a square nn.Parameter may be transposed; {advice}")
 
     @classmethod
     def from_factors(cls, query: Any, key: Any) -> BilinearForm:
@@ -156,25 +158,27 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         >>> BilinearForm.from_linear(q_proj, k_proj, heads=4)
         BilinearForm(2 × 2 forms of 64 × 64, rank 8)
         """
-        query, key = (linear_weight(projection) for projection in (q_proj, k_proj))
-        outputs = int(query.shape[0]), int(key.shape[0])
+        query, key = linear_weight(q_proj), linear_weight(k_proj)
+        query_outputs, d_query = int(query.shape[0]), int(query.shape[1])
+        key_outputs, d_key = int(key.shape[0]), int(key.shape[1])
         if heads is None:
-            if outputs[0] != outputs[1]:
+            if query_outputs != key_outputs:
                 raise FormError(
-                    f"query and key have {outputs[0]} and {outputs[1]} outputs, as grouped heads "
-                    "have; pass the number of query heads as heads="
+                    f"query and key have {query_outputs} and {key_outputs} outputs, as grouped "
+                    "heads have; pass the number of query heads as heads="
                 )
             return cls.from_factors(query.T, key.T)
-        width = outputs[0] // heads if heads > 0 else 0
-        groups = outputs[1] // width if width else 0
-        if not groups or (heads * width, groups * width) != outputs or heads % groups:
+        width = query_outputs // heads if heads > 0 else 0
+        key_heads = key_outputs // width if width else 0
+        is_divided = (heads * width, key_heads * width) == (query_outputs, key_outputs)
+        if not key_heads or not is_divided or heads % key_heads:
             raise FormError(
-                f"{outputs[0]} query and {outputs[1]} key outputs do not divide into {heads} query "
-                "heads and their key heads"
+                f"{query_outputs} query and {key_outputs} key outputs do not divide into {heads} "
+                "query heads and their key heads"
             )
         xp = array_namespace(query, key)
-        query = xp.reshape(query, (groups, heads // groups, width, query.shape[1]))
-        key = xp.reshape(key, (groups, 1, width, key.shape[1]))
+        query = xp.reshape(query, (key_heads, heads // key_heads, width, d_query))
+        key = xp.reshape(key, (key_heads, 1, width, d_key))
         return cls.from_factors(xp.matrix_transpose(query), xp.matrix_transpose(key))
 
     @classmethod
@@ -198,21 +202,22 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         return form
 
     def _set_factors(self, query: Any, key: Any) -> None:
+        """Check two factors, widen them to one type, and keep them."""
         query, key = as_array(query), as_array(key)
-        shapes = tuple(query.shape), tuple(key.shape)
-        if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1]:
+        query_shape, key_shape = tuple(query.shape), tuple(key.shape)
+        if min(query.ndim, key.ndim) < 2 or query_shape[-1] != key_shape[-1]:
             raise FormError(
                 "query and key must be (..., d_query, rank) and (..., d_key, rank) with the same "
-                f"rank, got {shapes[0]} and {shapes[1]}"
+                f"rank, got {query_shape} and {key_shape}"
             )
-        if 0 in shapes[0] + shapes[1]:
-            raise FormError(f"query and key must not be empty, got {shapes[0]} and {shapes[1]}")
-        common_stack(shapes[0][:-2], shapes[1][:-2])
+        if 0 in query_shape or 0 in key_shape:
+            raise FormError(f"query and key must not be empty, got {query_shape} and {key_shape}")
+        common_stack(query_shape[:-2], key_shape[:-2])
         try:
-            query, key = kernels.widen(query, key)
+            query, key = widen(query, key)
         except TypeError:
-            kinds = " and ".join(type(factor).__module__ for factor in (query, key))
-            raise FormError(f"query and key must be of one library, got {kinds}") from None
+            libraries = f"{type(query).__module__} and {type(key).__module__}"
+            raise FormError(f"query and key must be of one library, got {libraries}") from None
         object.__setattr__(self, "query", query)
         object.__setattr__(self, "key", key)
 
@@ -257,11 +262,14 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
 
     @property
     def _title(self) -> str:
+        """Title of the picture."""
         return repr(self)
 
     @property
     def _size(self) -> str:
-        return "{} × {}".format(*self.widths)
+        """Widths in messages, such as ``64 × 64``."""
+        d_query, d_key = self.widths
+        return f"{d_query} × {d_key}"
 
     def __len__(self) -> int:
         """Return the first axis of the stack; of a single form, its number of rows."""
@@ -289,27 +297,30 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         >>> heads[3, 0, 1], heads[3, 0].shape
         (np.float64(8.0), (64,))
         """
-        index = index if isinstance(index, tuple) else (index,)
-        dots = [i for i, entry in enumerate(index) if entry is Ellipsis] or [len(index)]
-        indexed = sum(axes_taken(entry) for entry in index if entry is not Ellipsis)
-        missing = len(self.stack) + 2 - indexed
-        if missing < 0 or len(dots) > 1 or any(entry is None for entry in index):
-            raise FormError(f"a form of shape {self.shape} takes no index {index}")
-        full = (*index[: dots[0]], *[slice(None)] * missing, *index[dots[0] + 1 :])
-        query, key = (
-            stacked_as(factor, self.stack)[(*full[:-2], ...)] for factor in (self.query, self.key)
-        )
-        rows, columns = full[-2:]
+        *stack_index, rows, columns = self._full_index(index)
+        query = stacked_as(self.query, self.stack)[(*stack_index, ...)]
+        key = stacked_as(self.key, self.stack)[(*stack_index, ...)]
+        d_query, d_key = self.widths
         part = BilinearForm.from_factors(
-            query[..., keep_axis(rows, self.widths[0]), :],
-            key[..., keep_axis(columns, self.widths[1]), :],
+            query[..., keep_axis(rows, d_query), :], key[..., keep_axis(columns, d_key), :]
         )
         if not (is_number(rows) or is_number(columns)):
             return part
         row_index = 0 if is_number(rows) else slice(None)
         column_index = 0 if is_number(columns) else slice(None)
-        stack_index = [slice(None)] * len(part.stack)  # an ellipsis would not give a plain number
-        return part.dense()[(*stack_index, row_index, column_index)]
+        whole_stack = [slice(None)] * len(part.stack)  # an ellipsis would not give a plain number
+        return part.dense()[(*whole_stack, row_index, column_index)]
+
+    def _full_index(self, index: Any) -> tuple[Any, ...]:
+        """Return an index of all axes of `dense`: the ellipsis, or what is left out, as slices."""
+        entries = index if isinstance(index, tuple) else (index,)
+        dots = [position for position, entry in enumerate(entries) if entry is Ellipsis]
+        indexed = sum(axes_taken(entry) for entry in entries if entry is not Ellipsis)
+        missing = len(self.stack) + 2 - indexed
+        if missing < 0 or len(dots) > 1 or any(entry is None for entry in entries):
+            raise FormError(f"a form of shape {self.shape} takes no index {entries}")
+        position = dots[0] if dots else len(entries)
+        return (*entries[:position], *[slice(None)] * missing, *entries[position + 1 :])
 
     @called_as("form(x, y); a property, such as form.symmetric_part, has no parentheses")
     def __call__(self, x: Any, y: Any) -> Array:
@@ -361,7 +372,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
             raise ValueError(
                 "a form's matrix has to be computed and needs a copy; leave out copy=False"
             )
-        return np.asarray(kernels.on_host(self.dense()), dtype)
+        return np.asarray(on_host(self.dense()), dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
         matrix = self.dense()
@@ -388,28 +399,46 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         (BilinearForm(2 × 2, rank 1), [[33.0, 44.0], [66.0, 88.0]])
         """
         xp = array_namespace(self.query, self.key)
+        _, d_key = self.widths
         if isinstance(other, BilinearForm):
-            factors = kernels.widen(self.query, other.query)
-            first = BilinearForm.from_factors(factors[0], self.key)
-            return (first @ factors[1]) @ xp.matrix_transpose(other.key)
-        y = self._operand(other, self.widths[1])
+            query, other_query = widen(self.query, other.query)
+            widened = BilinearForm.from_factors(query, self.key)
+            return (widened @ other_query) @ xp.matrix_transpose(other.key)
+        y = self._operand(other, d_key)
         if y.ndim == 1:
             inner = xp.matmul(xp.matrix_transpose(self.key), y[:, None])
             return xp.matmul(self.query, inner)[..., 0]
         y = xp.matrix_transpose(y)
-        if self.rank > self.widths[1]:
+        if self.rank > d_key:
             return BilinearForm.from_factors(self.dense(), y)
         return BilinearForm.from_factors(self.query, xp.matmul(y, self.key))
 
     def __rmatmul__(self, other: Any) -> Any:
         """Return the product of a vector (d_query,) or a matrix (..., N, d_query) with the form."""
         xp = array_namespace(self.query, self.key)
-        x = self._operand(other, self.widths[0], -1)
-        product = self.T @ (x if x.ndim == 1 else xp.matrix_transpose(x))
-        return product if x.ndim == 1 else product.T
+        d_query, _ = self.widths
+        x = self._operand(other, d_query, -1)
+        if x.ndim == 1:
+            return self.T @ x
+        return (self.T @ xp.matrix_transpose(x)).T
 
     def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
-        """Return the second operand of a matrix product, in the form's type."""
+        """Return the second operand of a matrix product, in the form's type.
+
+        Parameters
+        ----------
+        values
+            A vector, or matrices with ``width`` entries along ``axis``.
+        width
+            Width of the form on the side of the operand.
+        axis
+            Axis of a matrix that meets the form.
+
+        Raises
+        ------
+        FormError
+            The operand has another width.
+        """
         values = self._converted(values)
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
             raise FormError(
@@ -478,6 +507,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         return self.difference(other)
 
     def _require_alike(self, other: Any) -> None:
+        """Raise `FormError` unless the operand is a form of the same widths."""
         if not isinstance(other, BilinearForm):
             raise FormError(
                 f"a form adds to another form, got {type(other).__name__}; "
@@ -514,11 +544,13 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         rank at key_heads · head_width.
         """
         xp = array_namespace(self.query, self.key)
-        query, key = (
-            xp.reshape(factor, (1,) * (len(self.stack) + 2 - factor.ndim) + tuple(factor.shape))
-            for factor in (self.query, self.key)
-        )
-        for _ in self.stack:
+
+        def with_all_axes(factor: Array) -> Array:
+            missing = len(self.stack) + 2 - factor.ndim
+            return xp.reshape(factor, (*[1] * missing, *factor.shape))
+
+        query, key = with_all_axes(self.query), with_all_axes(self.key)
+        for _ in self.stack:  # the last axis of the stack is summed, then the one before
             if key.shape[-3] == 1:
                 query, key = total(query, xp), key[..., 0, :, :]
             elif query.shape[-3] == 1:

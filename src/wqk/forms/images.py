@@ -10,7 +10,8 @@ import numpy as np
 from wqk._style import GRAY, OUTLIER, SIGN_COLORS, new_figure, style
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
-from wqk.forms.kernels import Moments, on_host, outliers, restore
+from wqk.forms.arrays import on_host
+from wqk.forms.kernels import Moments, outliers, restore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

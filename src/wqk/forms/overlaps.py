@@ -93,7 +93,10 @@ class StackSide:
 def by_cores(
     writer: StackSide, reader: StackSide, heads: slice | np.ndarray = slice(None)
 ) -> Float[np.ndarray, "w r"]:
-    """‖wᵀ r‖² of every pair of two stacks, or of some writing heads, from the cores."""
+    """‖wᵀ r‖² of every pair of two stacks, (W, R), or of some writing heads, from the cores.
+
+    The writing heads share no factor.
+    """
     columns = writer.columns
     if not isinstance(heads, slice):
         by_head = columns.reshape(len(columns), writer.heads, -1)
@@ -128,7 +131,9 @@ def uncertain(
         Variance of ‖wᵀ r‖² by chance.
     """
     error = 2.0**-24 * np.outer(writer.size, reader.size)
-    allowed = np.minimum(PRECISION * np.sqrt(squares.clip(min=0)), DEVIATIONS * np.sqrt(variance))
+    allowed_by_score = PRECISION * np.sqrt(squares.clip(min=0))
+    allowed_by_chance = DEVIATIONS * np.sqrt(variance)
+    allowed = np.minimum(allowed_by_score, allowed_by_chance)
     is_zero = np.logical_or.outer(writer.zero, reader.zero)
     return np.asarray((error > allowed) & ~is_zero)
 
@@ -136,19 +141,25 @@ def uncertain(
 def tiles_pay(
     writers: Sequence[StackSide], readers: Sequence[StackSide], pairs: Sequence[tuple[int, int]]
 ) -> bool:
-    """Return whether tiles take less time than cores for these pairs of stacks."""
+    """Return whether tiles take less time than cores for these pairs of stacks.
+
+    ``pairs`` are numbers of a writing and of a reading stack. Operations are counted.
+    """
     width = writers[0].width
-    cores, tiles = 0.0, 0.0
+    cost_of_cores, cost_of_tiles = 0.0, 0.0
     for i, j in pairs:
-        columns, reader = writers[i].columns.shape[1], readers[j]
-        cores += 2 * width * columns * reader.columns.shape[1]
+        writer, reader = writers[i], readers[j]
+        writer_columns = writer.columns.shape[1]
+        cost_of_cores += 2 * width * writer_columns * reader.columns.shape[1]
         if reader.mix is not None:
-            cores += 2 * columns * reader.heads * reader.mix.shape[-2] * reader.mix.shape[-1]
-        tiles += width**2 * writers[i].heads * reader.heads
+            *_, rank, core_rank = reader.mix.shape
+            cost_of_cores += 2 * writer_columns * reader.heads * rank * core_rank
+        cost_of_tiles += width**2 * writer.heads * reader.heads
     for side in (*writers, *readers):
         factors = side.heads if side.mix is None else len(side.mix)
-        tiles += width**2 * side.heads * (side.columns.shape[1] // factors)
-    return TILE_COST * tiles < cores
+        rank = side.columns.shape[1] // factors
+        cost_of_tiles += width**2 * side.heads * rank
+    return TILE_COST * cost_of_tiles < cost_of_cores
 
 
 def by_tiles(
@@ -171,19 +182,20 @@ def by_tiles(
     """
     write_starts = np.cumsum([0, *(side.heads for side in writers)])
     read_starts = np.cumsum([0, *(side.heads for side in readers)])
-    products = [
+    rectangles = [  # ranges of writing and of reading heads
         (slice(*write_starts[[begin, end]]), slice(*read_starts[[first, last]]))
         for begin, end, first, last in _rectangles(spans)
     ]
     width = writers[0].width
-    count = -(-width // TILE)
-    edges = [width * n // count for n in range(count + 1)]
-    strips = [slice(*pair) for pair in itertools.pairwise(edges)]
+    strip_count = -(-width // TILE)
+    edges = [width * n // strip_count for n in range(strip_count + 1)]
+    strips = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
     # The matrices are symmetric: tiles below the diagonal repeat those above it.
-    tiles = list(itertools.combinations_with_replacement(range(count), 2))
+    tiles = list(itertools.combinations_with_replacement(range(strip_count), 2))
     largest_tile = max(strip.stop - strip.start for strip in strips) ** 2
 
-    def sum_over_tiles(share: Sequence[tuple[int, int]]) -> np.ndarray:
+    def sum_over_tiles(portion: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Sum the products of tiles, given as numbers of their strips of rows and of columns."""
         total = np.zeros((int(write_starts[-1]), int(read_starts[-1])))
         write_buffer, read_buffer = (
             np.empty(heads * largest_tile, np.float32) for heads in total.shape
@@ -191,7 +203,7 @@ def by_tiles(
         write_rows: list[np.ndarray] = []
         read_rows: list[np.ndarray] = []
         current_row = -1
-        for row, column in share:
+        for row, column in portion:
             if row != current_row:
                 current_row = row
                 write_rows = [side.gram_rows(strips[row]) for side in writers]
@@ -199,15 +211,15 @@ def by_tiles(
             write_tiles = _tiles(writers, write_rows, strips[column], write_buffer)
             read_tiles = _tiles(readers, read_rows, strips[column], read_buffer)
             multiplicity = 1 if row == column else 2
-            for writing, reading in products:
+            for writing, reading in rectangles:
                 product = write_tiles[writing] @ read_tiles[reading].T
                 total[writing, reading] += multiplicity * product
         return total
 
     bounds = [n * len(tiles) // threads for n in range(threads + 1)]
-    shares = [tiles[start:stop] for start, stop in itertools.pairwise(bounds)]
+    portions = [tiles[start:stop] for start, stop in itertools.pairwise(bounds)]
     with ThreadPoolExecutor(threads) as pool:
-        return np.asarray(sum(pool.map(sum_over_tiles, shares)))
+        return np.asarray(sum(pool.map(sum_over_tiles, portions)))
 
 
 def _rectangles(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:

@@ -29,8 +29,9 @@ import numpy as np
 
 from wqk._typing import Array, Float, Scores
 from wqk.errors import FormError
+from wqk.forms.arrays import array_namespace, stacked_as
 from wqk.forms.form import BilinearForm
-from wqk.forms.kernels import array_namespace, directionalities, quotient, root, times_power
+from wqk.forms.kernels import directionalities, quotient, root, times_power
 
 Weight = Literal["norm", "excess"]
 WEIGHTS: tuple[Weight, ...] = ("norm", "excess")
@@ -127,8 +128,10 @@ def directionality(
     if weight not in WEIGHTS:
         raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
     form = _as_form(form, key)
-    by_weight = directionalities(form.moments, gamma)
-    return form.number(by_weight[WEIGHTS.index(weight)])
+    scores = directionalities(form.moments, gamma)
+    if weight == "norm":
+        return form.number(scores.directionality)
+    return form.number(scores.directionality_excess)
 
 
 class HeadTerms(NamedTuple):
@@ -169,11 +172,11 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     heads.require_square("head_terms")
     if len(heads.stack) == 1:
         heads = BilinearForm.from_factors(heads.query[:, None, ...], heads.key[:, None, ...])
-    stacks = [tuple(factor.shape[:-2]) for factor in (heads.query, heads.key)]
-    if len(heads.stack) != 2 or (heads.stack[0], 1) not in stacks:
+    query_stack, key_stack = tuple(heads.query.shape[:-2]), tuple(heads.key.shape[:-2])
+    if len(heads.stack) != 2 or (heads.stack[0], 1) not in (query_stack, key_stack):
         raise FormError(
             "heads must be stacked as (H,), or as (G, H/G) over a factor stacked as (G, 1), "
-            f"got {stacks[0]} and {stacks[1]}"
+            f"got {query_stack} and {key_stack}"
         )
     xp = array_namespace(heads.query, heads.key)
     layer = heads.sum() if layer is None else layer
@@ -182,14 +185,16 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     power = heads.moments.exponent - layer.moments.exponent
     within = layer.moments.share(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)))
     dots = xp.linalg.vecdot(heads.moments.query, heads.moments.key, axis=-2)
-    singles = times_power(dots, power[..., None])
-    diagonal = xp.sum(singles, axis=1)
-    pairs = layer.moments.trace_of_square - xp.sum(diagonal**2)
-    share = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
+    single_terms = times_power(dots, power[..., None])  # (G, H/G, R)
+    diagonal = xp.sum(single_terms, axis=1)  # C_kk, (G, R)
+    pair_terms = layer.moments.trace_of_square - xp.sum(diagonal**2)  # Σ_{k≠l} C_kl C_lk
+    dimensions = key_heads * heads.rank  # r
+    # The probability that two dimensions fall to one key head, and their queries to one head.
+    probability = (heads.rank - 1) / max(1, dimensions - 1) / queries_per_key
     return HeadTerms(
         within=within,
         between=layer.moments.share(layer.moments.trace_of_square) - within,
-        within_random=layer.moments.share(xp.sum(singles**2) + share * pairs),
+        within_random=layer.moments.share(xp.sum(single_terms**2) + probability * pair_terms),
     )
 
 
@@ -227,48 +232,59 @@ def coupling(heads: Any, layer: int | None = None) -> Float[Array, "heads heads"
     xp = array_namespace(heads.query, heads.key)
     moments, stack = heads.moments, heads.stack
     query, key = moments.query, moments.key
-    # Query heads that share a key head are taken together.
-    shared = len(stack) > 0 and key.ndim == len(stack) + 2 and key.shape[-3] == 1
-    sharing = stack[-1] if shared else 1
-    count = math.prod(stack) // sharing
-    query = xp.broadcast_to(query, (*stack, *query.shape[-2:]))
-    query = xp.reshape(query, (count, sharing, *query.shape[-2:]))
-    if not shared:
-        key = xp.broadcast_to(key, (*stack, *key.shape[-2:]))
-    key = xp.matrix_transpose(xp.reshape(key, (count, *key.shape[-2:])))
+    # Query heads that share a key head form a group: (G, H/G) heads. Without sharing, G = H.
+    has_shared_keys = len(stack) > 0 and key.ndim == len(stack) + 2 and key.shape[-3] == 1
+    heads_per_group = stack[-1] if has_shared_keys else 1
+    groups = math.prod(stack) // heads_per_group
+    query = stacked_as(query, stack)
+    query = xp.reshape(query, (groups, heads_per_group, *query.shape[-2:]))
+    if not has_shared_keys:
+        key = stacked_as(key, stack)
+    key = xp.reshape(key, (groups, *key.shape[-2:]))
     norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
-    return quotient(_traces_of_products(query, key, xp), norms[:, None] * norms[None, :], xp)
+    traces = _traces_of_products(query, xp.matrix_transpose(key), xp)
+    return quotient(traces, norms[:, None] * norms[None, :], xp)
 
 
-def _traces_of_products(query: Array, key: Array, xp: Any) -> Float[Array, "heads heads"]:
-    """Return tr(M_a M_b) of all pairs of heads, a symmetric matrix.
+def _traces_of_products(
+    query: Float[Array, "groups heads_per_group d r"],
+    key_transposed: Float[Array, "groups r d"],
+    xp: Any,
+) -> Float[Array, "heads heads"]:
+    """Return tr(M_a M_b) = Σ_ij (B_bᵀ A_a)_ji (B_aᵀ A_b)_ij of all pairs of heads, (H, H).
+
+    The matrix is symmetric: for heads a of group g, only heads b of groups from g on are computed.
 
     Parameters
     ----------
     query
         The factors A, (G, H/G, D, R): of G groups of heads that share a key.
-    key
+    key_transposed
         The factors B of the groups, transposed, (G, R, D).
     xp
         The namespace of the arrays.
     """
-    count, sharing = query.shape[:2]
-    # tr(M_a M_b) = Σ_ij (B_aᵀ A_b)_ij (B_bᵀ A_a)_ji, for a in group g and b from it on.
+    groups, heads_per_group = query.shape[:2]
+    # blocks[g][h]: the pairs of a head of group g with a head of group h, (H/G, H/G).
     blocks: list[list[Array]] = []
-    for g in range(count):
-        forward = xp.matmul(key[g, ...], query[g:, ...])
-        backward = xp.matmul(key[g:, None, ...], query[g, ...])
-        flat = (count - g, sharing, -1)
-        left = xp.reshape(xp.matrix_transpose(backward), flat)
-        traces = xp.matmul(left, xp.matrix_transpose(xp.reshape(forward, flat)))
-        before = [xp.matrix_transpose(row[g]) for row in blocks]
-        blocks.append([*before, *(traces[h, ...] for h in range(count - g))])
+    for g in range(groups):
+        key_of_a, queries_of_a = key_transposed[g, ...], query[g, ...]
+        keys_of_b, queries_of_b = key_transposed[g:, None, ...], query[g:, ...]
+        forward = xp.matmul(key_of_a, queries_of_b)  # B_aᵀ A_b, (G − g, H/G, R, R)
+        backward = xp.matmul(keys_of_b, queries_of_a)  # B_bᵀ A_a, (G − g, H/G, R, R)
+        flat = (groups - g, heads_per_group, -1)
+        flat_forward = xp.reshape(forward, flat)
+        flat_backward = xp.reshape(xp.matrix_transpose(backward), flat)
+        traces = xp.matmul(flat_backward, xp.matrix_transpose(flat_forward))
+        earlier_groups = [xp.matrix_transpose(row[g]) for row in blocks]
+        later_groups = [traces[h, ...] for h in range(groups - g)]
+        blocks.append([*earlier_groups, *later_groups])
     rows = [xp.concat(row, axis=1) for row in blocks]
     return xp.concat(rows, axis=0)
 
 
 def _as_form(form: BilinearForm | Any, key: Any) -> BilinearForm:
-    """Return the form of a form, a block, a matrix or two factors."""
+    """Return a form, or the form of a block, of a matrix, or of two factors."""
     if key is not None:
         return BilinearForm(form, key)
     form = getattr(form, "form", form)  # a block has its form as an attribute
@@ -276,7 +292,13 @@ def _as_form(form: BilinearForm | Any, key: Any) -> BilinearForm:
 
 
 def _as_heads(heads: Any) -> BilinearForm:
-    """Return the heads of a stack or a block, grouped by shared factors."""
+    """Return the heads of a stack or a block, grouped by shared factors.
+
+    Raises
+    ------
+    FormError
+        The argument has no heads.
+    """
     groups = getattr(heads, "groups", None)
     if not isinstance(groups, BilinearForm):
         raise FormError(
@@ -371,9 +393,18 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
 def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: int) -> bool:
     """Return whether weights and symmetry are as expected of independent random entries.
 
-    The weights are the query's and the key's, each (H, R, D), or the matrices around a latent of
-    which they are the products. The symmetry of a form of width ``d``
-    with random factors is 1/d ± √2/d (paper, Proposition S1.17, with its constant corrected).
+    The symmetry of a form of width ``d`` with random factors is 1/d ± √2/d (paper, Proposition
+    S1.17, with its constant corrected).
+
+    Parameters
+    ----------
+    weights
+        Query and key weights, each (H, R, D), or the matrices around a latent whose products are
+        the query and key weights.
+    symmetry
+        Symmetry of the form.
+    d
+        Width of the form.
 
     Examples
     --------
@@ -390,29 +421,37 @@ def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: i
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
     """Return whether the norms of rows and columns vary no more than by chance."""
-    rows, columns = _square_sums(weight)
-    if not 1e-20 < rows.max(initial=0) < 1e20:  # squares may have over- or underflowed
+    row_squares, column_squares = _square_sums(weight)
+    if not 1e-20 < row_squares.max(initial=0) < 1e20:  # squares may have over- or underflowed
         largest = np.abs(weight).max(initial=0)
         if largest == 0:
             return False
-        rows, columns = _square_sums(weight / largest)
-    for norms, count in zip((rows, columns), weight.shape[::-1], strict=True):
-        if len(norms) < 2 or not norms.any():
-            return False
-        spread = norms.var() / norms.mean() ** 2
-        # A variance estimated from n norms has the relative standard error √(2/n).
-        allowed = 1 + STANDARD_ERRORS * math.sqrt(2 / len(norms))
-        if spread > allowed * 2 / count:
-            return False
-    return True
+        row_squares, column_squares = _square_sums(weight / largest)
+    outputs, inputs = weight.shape
+    return _vary_by_chance(row_squares, inputs) and _vary_by_chance(column_squares, outputs)
+
+
+def _vary_by_chance(squares: Float[np.ndarray, " n"], entries: int) -> bool:
+    """Return whether n squared norms, each of so many normal ``entries``, vary no more than these.
+
+    The relative variance of such a squared norm is 2 / ``entries``.
+    """
+    if len(squares) < 2 or not squares.any():
+        return False
+    relative_variance = squares.var() / squares.mean() ** 2
+    # A variance estimated from n norms has the relative standard error √(2/n).
+    allowed = 1 + STANDARD_ERRORS * math.sqrt(2 / len(squares))
+    return bool(relative_variance <= allowed * 2 / entries)
 
 
 def _square_sums(weight: Float[Array, "outputs inputs"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums of squares of the rows and of the columns."""
-    rows, columns = (np.zeros(count) for count in weight.shape)
+    """Return the sums of squares of the rows, (outputs,), and of the columns, (inputs,)."""
+    outputs, inputs = weight.shape
+    row_squares, column_squares = np.zeros(outputs), np.zeros(inputs)
     with np.errstate(over="ignore"):
-        for start in range(0, len(weight), ROWS_AT_ONCE):
-            part = weight[start : start + ROWS_AT_ONCE]
-            rows[start : start + ROWS_AT_ONCE] = np.vecdot(part, part)
-            columns += np.einsum("oi,oi->i", part, part)
-    return rows, columns
+        for start in range(0, outputs, ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            part = weight[rows]
+            row_squares[rows] = np.vecdot(part, part)
+            column_squares += np.einsum("oi,oi->i", part, part)
+    return row_squares, column_squares

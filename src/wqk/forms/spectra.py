@@ -25,7 +25,8 @@ from array_api_compat import device
 
 from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import array_namespace, bits, gram, square_sum, times_power
+from wqk.forms.arrays import array_namespace, bits
+from wqk.forms.kernels import gram, square_sum, times_power
 
 # Allowed distance between the bounds of log λ₁, and allowed residual relative to λ₁, by width of
 # the floating-point type. The relative error of σ₁ is at most a quarter of the distance, or half
@@ -55,20 +56,20 @@ def by_squaring(
     """
     xp = array_namespace(query_gram, key_gram)
     allowed = ENCLOSURE[bits(query_gram, xp)]
-    power = xp.matmul(query_gram, key_gram)
+    power = xp.matmul(query_gram, key_gram)  # a multiple of Pⁿ, for n = 1, 2, 4, …
     trace = _trace(power, xp)
-    logarithm = xp.log(trace)  # of the trace of Pⁿ; `power` is a multiple of Pⁿ
+    log_trace = xp.log(trace)  # log tr(Pⁿ)
     for squarings in range(MOST_SQUARINGS):
         n = 2.0**squarings
         power = power / xp.astype(trace, power.dtype)[..., None, None]
         power = xp.matmul(power, power)
-        trace = _trace(power, xp)
-        least = (logarithm + xp.log(trace)) / n
-        logarithm = 2 * logarithm + xp.log(trace)
-        most = logarithm / (2 * n)
-        if bool(xp.all(most - least <= allowed)):
+        trace = _trace(power, xp)  # tr(P²ⁿ) / tr(Pⁿ)²
+        lower_bound = (log_trace + xp.log(trace)) / n  # of log λ₁, from tr(P²ⁿ) / tr(Pⁿ)
+        log_trace = 2 * log_trace + xp.log(trace)
+        upper_bound = log_trace / (2 * n)
+        if bool(xp.all(upper_bound - lower_bound <= allowed)):
             break
-    return xp.exp((least + most) / 4)
+    return xp.exp((lower_bound + upper_bound) / 4)  # σ₁ = √λ₁, at the middle of the bounds
 
 
 def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> float | None:
@@ -128,6 +129,7 @@ def _trace(square: Array, xp: Any) -> Float[Array, "*stack"]:
 
 
 def _length(vector: Array, image: Array) -> float:
+    """Length of a vector x (R,) in the inner product of BᵀB, from the image BᵀB x."""
     return math.sqrt(max(0.0, float(vector @ image)))
 
 
@@ -246,24 +248,24 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
     >>> round(by_chance.effective_rank), round(by_chance.eigenvalue_positivity_spread, 3)
     (127, 0.012)
     """
-    random, query_roots, key_roots, shrink = _random_factors(d_query, d_key, rank)
-    draws, _, width = query_roots.shape
-    values = _by_square(query_roots @ key_roots.swapaxes(-1, -2))
-    energy = (values**2).sum(axis=-1)
+    roots = _random_roots_of_forms(d_query, d_key, rank)
+    draws, query_rows, small_rank = roots.query.shape
+    values = _by_square(roots.query @ roots.key.swapaxes(-1, -2))
+    square_norms = (values**2).sum(axis=-1)
     shares = values / values.sum(axis=-1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
     spread = None
     if d_query == d_key:
         # Given A, BᵀA is a matrix of independent entries times A's root; its trace has the
         # variance ‖A‖².
-        crossed = random.standard_normal((draws, width, query_roots.shape[-2])) @ query_roots
-        sizes = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
-        trace_variance = (query_roots**2).sum(axis=(-2, -1)).mean()
-        spread = math.sqrt(trace_variance / (sizes**2).mean()) / shrink
+        crossed = roots.random.standard_normal((draws, small_rank, query_rows)) @ roots.query
+        eigenvalue_sums = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
+        trace_variance = (roots.query**2).sum(axis=(-2, -1)).mean()
+        spread = math.sqrt(trace_variance / (eigenvalue_sums**2).mean()) / roots.shrink
     return NullSpectrum(
         spectral_norm=null_spectral_norm(d_query, d_key, rank),
-        stable_rank=float((energy / values[:, 0] ** 2).mean()) * shrink,
-        effective_rank=float(np.exp(entropy).mean()) * shrink,
+        stable_rank=float((square_norms / values[:, 0] ** 2).mean()) * roots.shrink,
+        effective_rank=float(np.exp(entropy).mean()) * roots.shrink,
         eigenvalue_positivity_spread=spread,
     )
 
@@ -271,25 +273,33 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
 @lru_cache(maxsize=256)
 def null_spectral_norm(d_query: int, d_key: int, rank: int) -> float:
     """Compute the ``spectral_norm`` of `null_spectrum` alone, in less time."""
-    _, left, right, shrink = _random_factors(d_query, d_key, rank)
-    values = _by_square(left @ right.swapaxes(-1, -2))
-    return float((values[:, 0] / np.linalg.norm(values, axis=-1)).mean()) / math.sqrt(shrink)
+    roots = _random_roots_of_forms(d_query, d_key, rank)
+    values = _by_square(roots.query @ roots.key.swapaxes(-1, -2))
+    relative_norms = values[:, 0] / np.linalg.norm(values, axis=-1)
+    return float(relative_norms.mean()) / math.sqrt(roots.shrink)
 
 
-def _random_factors(
-    d_query: int, d_key: int, rank: int
-) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
-    """Return a random generator, roots of random factors, and the ratio by which they are smaller.
+class RandomRoots(NamedTuple):
+    """Roots of randomly drawn factors; K and R are smaller than the forms' by ``shrink``."""
 
-    The generator has drawn the roots and can be used for further draws.
-    """
+    query: Float[np.ndarray, "draws k_query r"]
+    key: Float[np.ndarray, "draws k_key r"]
+    shrink: float
+    random: np.random.Generator  # has drawn the roots, and can be used for further draws
+
+
+def _random_roots_of_forms(d_query: int, d_key: int, rank: int) -> RandomRoots:
+    """Draw roots of random factors (d_query, rank) and (d_key, rank), with a fixed seed."""
     shrink = max(1.0, min(rank, max(d_query, d_key)) / LARGEST_DRAW)
     small_query, small_key, small_rank = (max(1, round(n / shrink)) for n in (d_query, d_key, rank))
     random = np.random.default_rng(0)
     draws = max(4, 4096 // small_rank)
-    query_roots = _random_roots(random, draws, small_query, small_rank)
-    key_roots = _random_roots(random, draws, small_key, small_rank)
-    return random, query_roots, key_roots, shrink
+    return RandomRoots(
+        query=_random_roots(random, draws, small_query, small_rank),
+        key=_random_roots(random, draws, small_key, small_rank),
+        shrink=shrink,
+        random=random,
+    )
 
 
 def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
@@ -323,7 +333,7 @@ def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
 
 
 def _wide(form: BilinearForm, xp: Any) -> list[Array]:
-    """Return a and B in float64."""
+    """Return A and B in float64."""
     factors = form.moments.query, form.moments.key
     return [xp.astype(factor, xp.float64, copy=False) for factor in factors]
 
@@ -334,7 +344,8 @@ def _singular_values(form: BilinearForm, roots: Sequence[Array], xp: Any) -> Flo
     The Gram matrices of float32 factors resolve no value below 1e-8 of the largest, so the core's
     square, which is faster, loses nothing more.
     """
-    core = xp.matmul(roots[0], xp.matrix_transpose(roots[1]))
+    query_root, key_root = roots
+    core = xp.matmul(query_root, xp.matrix_transpose(key_root))
     if bits(form.moments.query, xp) == 64:
         return xp.linalg.svdvals(core)
     return _by_square(core)
@@ -392,13 +403,15 @@ def _positivity(
         crossed = xp.matmul(xp.matrix_transpose(key), query)
     else:
         crossed = xp.matmul(query, xp.matrix_transpose(key))
-    sizes = xp.sum(xp.abs(xp.linalg.eigvals(crossed)), axis=-1)
-    bound = xp.sqrt(square_sum(roots[0], xp) * square_sum(roots[1], xp))
+    absolute_sums = xp.sum(xp.abs(xp.linalg.eigvals(crossed)), axis=-1)  # Σ |λ|
+    query_root, key_root = roots
+    bound = xp.sqrt(square_sum(query_root, xp) * square_sum(key_root, xp))  # ‖A‖ ‖B‖
     # The eigenvalues of a nilpotent matrix are computed as roots of the rounding error.
-    is_rounding = sizes <= rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * bound
-    traces = xp.sum(xp.linalg.diagonal(crossed), axis=-1)
-    nan = xp.full_like(traces, math.nan)
-    return xp.where(is_rounding, nan, traces / xp.where(is_rounding, xp.ones_like(sizes), sizes))
+    rounding = rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * bound
+    is_rounding = absolute_sums <= rounding
+    traces = xp.sum(xp.linalg.diagonal(crossed), axis=-1)  # Σ Re λ
+    divisors = xp.where(is_rounding, xp.ones_like(absolute_sums), absolute_sums)
+    return xp.where(is_rounding, xp.full_like(traces, math.nan), traces / divisors)
 
 
 def _restored(values: Array, form: BilinearForm, xp: Any) -> Array:
@@ -409,11 +422,14 @@ def _restored(values: Array, form: BilinearForm, xp: Any) -> Array:
 
 
 def _random_roots(random: np.random.Generator, draws: int, d: int, rank: int) -> np.ndarray:
-    """Roots of ``draws`` factors (d, rank) with independent normal entries."""
+    """Draw roots (draws, min(R, d), R) of factors (d, R) with independent normal entries.
+
+    The triangle of a factor's QR decomposition has normal entries above its diagonal, and roots of
+    chi-square variables on it (Bartlett, 1933).
+    """
     if d <= rank:
         return random.standard_normal((draws, d, rank))
     roots = np.triu(random.standard_normal((draws, rank, rank)), 1)
-    roots[:, range(rank), range(rank)] = np.sqrt(
-        random.chisquare(d - np.arange(rank), (draws, rank))
-    )
+    diagonal_squares = random.chisquare(d - np.arange(rank), (draws, rank))
+    roots[:, range(rank), range(rank)] = np.sqrt(diagonal_squares)
     return roots

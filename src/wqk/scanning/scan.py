@@ -41,7 +41,8 @@ from wqk.errors import (
 from wqk.families import AttentionPlan
 from wqk.families.assumptions import in_one_line
 from wqk.forms import BilinearForm
-from wqk.forms.kernels import directionalities, on_host
+from wqk.forms.arrays import on_host
+from wqk.forms.kernels import directionalities
 from wqk.forms.scores import head_terms, looks_random
 from wqk.model import Model
 from wqk.model import open as open_model

@@ -36,8 +36,8 @@ from wqk._files import check_output, write_atomically
 from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
 from wqk.forms import BilinearForm
+from wqk.forms.arrays import on_host
 from wqk.forms.images import SATURATION, matrix_image
-from wqk.forms.kernels import on_host
 from wqk.forms.scores import coupling
 
 FORMAT, VERSION = "wqk details", 1
