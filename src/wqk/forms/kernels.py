@@ -118,7 +118,7 @@ class Moments:
         self.square_lengths = query.square_lengths, key.square_lengths
 
     @cached_property
-    def square_sizes(self) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def square_sizes(self) -> tuple[Float[Array, "*query_stack"], Float[Array, "*key_stack"]]:
         """‖A‖² and ‖B‖², whose product ‖M‖² cannot exceed."""
         query_squares, key_squares = self.square_lengths
         return self._xp.sum(query_squares, axis=-1), self._xp.sum(key_squares, axis=-1)
@@ -182,7 +182,7 @@ class Identities(Moments):
         factor: Float[Array, "... d r"],
         opposite: Float[Array, "... d_opposite r"],
         opposite_gram: Float[Array, "... r r"],
-        opposite_square_size: Float[Array, "..."],
+        opposite_square_size: Float[Array, "*opposite_stack"],
     ) -> Float[Array, "... d"]:
         """Norms of the rows of ``factor @ opposite.T``, by tiles where the identity cancels.
 
