@@ -432,9 +432,9 @@ def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
 
 
 def _vary_by_chance(squares: Float[np.ndarray, " n"], entries: int) -> bool:
-    """Return whether n squared norms, each of so many normal ``entries``, vary no more than these.
+    """Return whether n squared norms vary no more than those of normal entries.
 
-    The relative variance of such a squared norm is 2 / ``entries``.
+    The squared norm of normal ``entries`` has the relative variance 2 / ``entries``.
     """
     if len(squares) < 2 or not squares.any():
         return False
