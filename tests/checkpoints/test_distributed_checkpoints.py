@@ -416,7 +416,7 @@ def test_places_that_are_none_are_refused(
         ([((0, 0), (3, 5)), ((0, 0), (3, 5))], "do not make it up"),
         ([((0, 0), (6, 6))], "outside of it"),
         ([((0,), (30,))], "unknown way|outside of it"),
-        ([((0, 0), (2**62, 2**62))], "impossible shape"),
+        ([((0, 0), (2**62, 2**62))], "'a' has an impossible shape"),
     ],
 )
 def test_chunks_that_do_not_make_up_a_tensor_are_refused(

@@ -13,6 +13,7 @@ import wqk.kinship.thresholds as thresholds
 import wqk.sameness.tolerances as tolerances
 from wqk.families.rotary import Rotary
 from wqk.sameness.blocks import as_exact_as, same_rotation
+from wqk.sameness.lora_merges import FittedMerge
 
 FREQUENCIES = Rotary(np.geomspace(1, 1e-4, 8), "half", amplitude=1.2)
 
@@ -21,6 +22,17 @@ FREQUENCIES = Rotary(np.geomspace(1, 1e-4, 8), "half", amplitude=1.2)
 def test_rounding_of_single_precision_is_no_other_rotation(factor: float, near: bool) -> None:
     scaled = replace(FREQUENCIES, frequencies=factor * FREQUENCIES.frequencies)
     assert same_rotation(FREQUENCIES, as_exact_as(FREQUENCIES, scaled)) == near
+
+
+@pytest.mark.parametrize("product", [0.0, 1e-4, 3.0])
+@pytest.mark.parametrize("rounding", [0.0, 5e-6, 0.2])
+def test_a_merge_explains_a_share_of_its_product_and_all_rounding(
+    product: float, rounding: float
+) -> None:
+    most = 2 * tolerances.SAME * product + rounding
+    for residual in (0.99 * most, 1.01 * most + 1e-12):
+        merge = FittedMerge(1.0, False, residual, product)
+        assert merge.explains(rounding) == (residual <= most)
 
 
 FILES = [Path(tolerances.__file__), Path(thresholds.__file__)]

@@ -142,7 +142,12 @@ def test_a_survey_has_the_medians_of_its_models(models, tmp_path):
     expected = [rows["symmetry"].median() for rows in table.layers.frame.partition_by("checkpoint")]
     assert medians["model"].to_list() == [Path(model).name for model in models[:2]]
     assert medians["symmetry_median"].to_list() == pytest.approx(expected)
-    assert (tmp_path / "summary.md").read_text("utf-8").count("\n| ") == 2 + 2
+    lines = (tmp_path / "summary.md").read_text("utf-8").splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
+    quartiles = medians.select("symmetry_median", "symmetry_q25", "symmetry_q75")
+    assert [row[3] for row in rows] == [
+        "{:.2f} [{:.2f}, {:.2f}]".format(*values) for values in quartiles.iter_rows()
+    ]
     assert "\\toprule" in (tmp_path / "summary.tex").read_text("utf-8")
 
 
