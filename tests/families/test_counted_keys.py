@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,10 @@ from wqk.families.model_types import part_types
 from wqk.families.rules import AttentionRule
 
 MODELS = Path(transformers.__file__).parent / "models"
-# Fields, attributes that methods set, properties, and names that stand for fields.
-SETTING = re.compile(r'^    (\w+): |\bself\.(\w+) = |\bdef (\w+)\(self\)|"(\w+)": "', re.MULTILINE)
-# Rules whose number no setting of a class has: there it is that of names of tensors, of an older
-# file, or of the whole model that the class is part of.
+# Fields, and attributes that methods set; other names of a field in memory are not in files.
+SETTING = re.compile(r"^    (\w+): |\bself\.(\w+) = ", re.MULTILINE)
+# Rules whose number no setting of a class has: it is that of names of tensors, of an older file, of
+# a field's other name, or of the whole model that the class is part of.
 OTHERWISE = {
     "layers": {
         "bart encoder",  # of trocr, a decoder alone
@@ -37,14 +38,21 @@ OTHERWISE = {
         "janus-vqgan decoder-middle",
         "janus-vqgan encoder",
         "janus-vqgan encoder-middle",
+        "kosmos-2 projector",
         "mobilevit encoder",
         "molmo2-adapter projector",
+        "nemotron-h decoder",  # the length of a list
         "omdet-turbo encoder",
         "sam2-video perceiver",
         "sam3-mask-decoder decoder",
     },
-    "heads": {"bart encoder", "sam2-video perceiver"},
-    "key_heads": set[str](),
+    "heads": {
+        "bart encoder",
+        "codegen decoder",
+        "sam2-video perceiver",
+        "xlnet encoder",
+    },
+    "key_heads": {"llama decoder"},
 }
 
 
@@ -58,7 +66,7 @@ def settings_of_class(model_type: str) -> set[str]:
     )
     for file in folder.glob("configuration_*.py") if name else ():
         if match := in_class.search(file.read_text(encoding="utf-8")):
-            return {setting for found in SETTING.findall(match[1]) for setting in found}
+            return {*chain.from_iterable(SETTING.findall(match[1]))}
     return set()
 
 
