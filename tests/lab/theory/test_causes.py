@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.lab.theory import subjects
@@ -13,7 +15,7 @@ from wqk_lab.theory.evidence import Evidence, LayerUpdate
 from wqk_lab.theory.gradients import gradients
 from wqk_lab.theory.optimizer import MEASURES, Moment, changes, steps
 from wqk_lab.theory.studying import STATEMENTS
-from wqk_lab.theory.verdict import Finding, Sample
+from wqk_lab.theory.verdict import Finding, Sample, not_tested
 
 
 def drawn(seed: int, batch: int = 40) -> LayerUpdate:
@@ -136,12 +138,28 @@ def test_layers_of_several_stacks_are_drawn_apart() -> None:
     sample = Sample(values, "batches", layers, {"as it is": values, "shuffled": values - 1})
     rows = curves([Finding(STATEMENTS[0], "not tested", sample=sample)])
     assert [row["layer"] for row in rows if row["change"] == "shuffled"] == list(layers)
+    # Student's interval of two batches that are .5 apart.
+    half = 12.7062 * 0.25
+    errors = [row["log_variance_ratio_error"] for row in rows]
+    assert errors == pytest.approx([half] * 6, rel=1e-4)
     axis = tails(rows, "toy").axes[0]
     (line,) = [line for line in axis.lines if line.get_label() == "as it is"]
     assert line.get_xdata().tolist() == [0, 1, 2]
     assert line.get_ydata().tolist() == [1.25, 2.25, 3.25]
     formatter = axis.xaxis.get_major_formatter()
     assert [formatter(place, 0) for place in (0, 1, 5)] == ["encoder 0", "decoder 0", ""]
+
+
+def test_curves_are_those_of_updates_and_of_what_was_changed_in_them() -> None:
+    """Other statements, and those that were not tested, have none."""
+    sample = Sample(np.array([[1.0], [2.0]]), "batches", ("0",))
+    quantities = ("ln(Var‖column‖/Var‖row‖) of Σ β K", "symmetry")
+    findings = []
+    for quantity in quantities:
+        statement = replace(STATEMENTS[0], quantity=quantity)
+        findings += [Finding(statement, "undecided", sample=sample), not_tested(statement, "why")]
+    (row,) = curves(findings)
+    assert (row["change"], row["layer"], row["log_variance_ratio"]) == ("as it is", "0", 1.5)
 
 
 def test_a_run_s_changes_are_from_one_saved_step_to_the_next() -> None:

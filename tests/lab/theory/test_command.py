@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,17 @@ from click.testing import Result
 from tests.command import run as run_command
 from tests.lab.theory import subjects
 
-from wqk_lab.theory.findings import FINDINGS_WRITERS, StudyReport, save
+from wqk_lab.theory.findings import FINDINGS_WRITERS, StudyReport, report, result, save
 from wqk_lab.theory.studying import STATEMENTS
-from wqk_lab.theory.verdict import Sample, Statement, decide, not_tested
+from wqk_lab.theory.verdict import (
+    Finding,
+    Needs,
+    Sample,
+    Statement,
+    StatementVerdict,
+    decide,
+    not_tested,
+)
 
 SMALL = ["--batches", "2", "--batch", "2", "--block", "16"]
 
@@ -151,3 +160,106 @@ def test_a_picture_needs_updates(place: Path) -> None:
     assert "no updates to draw" in result.stderr
     assert not (place / "none.png").exists()
     assert "not tested" in result.stdout
+
+
+def findings_of(
+    *verdicts: StatementVerdict, needs: Needs = "loss", first: int = 0
+) -> tuple[Finding, ...]:
+    """A finding of each verdict, on a statement with a number of its own."""
+    findings = []
+    for number, verdict in enumerate(verdicts, start=first):
+        about = (f"S{number}", f"x {number}", "", "x", "above", 0.1)
+        statement = Statement(*about, lambda _: sample_of_one(), needs=needs)
+        findings.append(Finding(statement, verdict, why="no way" if "not" in verdict else ""))
+    return tuple(findings)
+
+
+def sample_of_one() -> Sample:
+    return Sample(np.ones((1, 1)), "batches")
+
+
+def reported(findings: tuple[Finding, ...], model: str = "m", caveat: str = "") -> StudyReport:
+    return StudyReport(model, "t", "causal", 1, 2, 8, None, 0, caveat, 0, findings)
+
+
+def test_a_result_counts_the_verdicts_and_names_three_failures() -> None:
+    verdicts: list[StatementVerdict] = ["holds", *["fails"] * 4, *["undecided"] * 2, "described"]
+    of_random = findings_of("fails", needs="nothing")
+    assert result(reported((*findings_of(*verdicts), *of_random), caveat="beware")) == (
+        "Of 7 statements tested on m, 1 holds, 4 fail and 2 are undecided, if the reservation "
+        "above does not matter (beware). Failing: S1 (x 1); S2 (x 2); S3 (x 3); …."
+    )
+    assert result(reported(findings_of(*verdicts[:4]))) == (
+        "Of 4 statements tested on m, 1 holds, 3 fail and none is undecided. "
+        "Failing: S1 (x 1); S2 (x 2); S3 (x 3)."
+    )
+    assert result(reported(findings_of("described", "identity", "not tested"))) == (
+        "None of the statements could be tested on m; 2 others described or identities."
+    )
+
+
+def test_a_report_is_that_of_its_subject() -> None:
+    settings = {"seed": 4, "step": 5, "missing": ("a", "b"), "caveat": "beware"}
+    subject = subjects.subject(None, "masked", batches=2, mask_share=0.25, **settings)
+    findings = findings_of("holds")
+    made = report(subject, subjects.text(), findings)
+    sizes = (2, 3, 16)
+    assert made == StudyReport(
+        "tiny, step 5", "sentences", "masked", *sizes, 0.25, 4, "beware", 2, findings
+    )
+    lacks = "the checkpoint lacks 2 tensors; statements on them are not tested"
+    assert made.notes == ["beware", lacks]
+    causal = report(subjects.subject(None, "causal"), subjects.text(), findings)
+    assert (causal.model, causal.mask_share, causal.notes) == ("tiny", None, [])
+    assert causal.title == "tiny: causal; 2 × 3 blocks of 16 tokens of sentences"
+
+
+def test_findings_are_lines_with_all_that_decides_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.array([[1.5, 1.4], [1.4, 1.3], [1.6, 1.5]])
+    sample = Sample(values, "batches", ("0", "1"))
+    statement = Statement("S9", "x grows", "chance", "x", "above", 0.1, lambda _: sample)
+    decided = decide(statement, sample)
+    simulated = findings_of("holds", "holds", "fails", needs="nothing", first=20)
+    findings = (decided, *findings_of("undecided", "not tested", "not tested"), *simulated)
+    reports = [reported(findings[:1], "m, step 1"), reported(findings, "m, step 2", "beware")]
+    options: dict[str, Any] = {}
+
+    def study(refs: Any, corpus: Path, **chosen: Any) -> list[StudyReport]:
+        options.update(chosen, refs=refs, corpus=corpus)
+        return reports
+
+    monkeypatch.setattr("wqk_lab.theory.studying.study", study)
+    arguments = ("lab", "theory", "m", "--corpus", tmp_path / "text.npy")
+    shown = run_command(*arguments).stdout.splitlines()
+    defaults = {"batches": 8, "batch": 8, "block": None, "mask_share": 0.15, "seed": 0}
+    defaults |= {"objective": None, "layers": None, "steps": None, "revision": None}
+    assert {name: options[name] for name in defaults} == defaults
+    assert (options["refs"], options["corpus"]) == (("m",), tmp_path / "text.npy")
+    titles = [f"m, step {step}: causal; 1 × 2 blocks of 8 tokens of t" for step in (1, 2)]
+    assert shown[:2] == [f"{number}  {title}" for number, title in enumerate(titles, start=1)]
+    table = [line.split() for line in shown]
+    assert ["S9:", "x", "grows", "✓", "✓"] in table
+    assert ["S0:", "x", "0", "–", "?"] in table
+    assert titles[1] in shown
+    assert "1 holds, 1 undecided, 2 not tested" in shown
+    assert "not counted, about random matrices: 2 holds, 1 fails" in shown
+    assert "! beware" in shown
+    (line,) = (line for line in shown if line.startswith("holds!") and "S9: x grows" in line)
+    assert f"{decided.estimate} (> 0); 2 of 2 layers hold (0.05 by chance)" in line
+    assert " not tested!, no way: S1; S2" in shown
+    assert shown[-1] == result(reports[-1])
+    verbose = [" ".join(line.split()) for line in run_command(*arguments, "-v").stdout.splitlines()]
+    for label in ("quantity: x", "over: 3 batches × 2 layers", "assumes: chance"):
+        assert label in verbose
+    assert any(line.startswith("not tested! S1: x 1 no way") for line in verbose)
+    as_json = json.loads(run_command(*arguments, "--json").stdout)["reports"]
+    assert [report["model"] for report in as_json] == ["m, step 1", "m, step 2"]
+    finding = as_json[1]["findings"][0]
+    assert finding["layers"] == {"holds": 2, "fails": 0, "count": 2, "by_chance": 0.05}
+    assert finding["estimate"]["value"] == pytest.approx(values.mean())
+    assert len(finding["numbers"]) == 6
+    assert finding["p"] == decided.p
+    out = tmp_path / "findings.csv"
+    assert f"{out}: 8 findings" in run_command(*arguments, "--out", out).stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,14 @@ import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, TheoryError
 from wqk.families import AttentionPlan
-from wqk_lab.theory.gradients import LayerGradient, blocks_of, gradients, gradients_in_passes
+from wqk_lab.theory.capture import BlockUses, require_records
+from wqk_lab.theory.gradients import (
+    LayerGradient,
+    bilinear_plans,
+    blocks_of,
+    gradients,
+    gradients_in_passes,
+)
 from wqk_lab.theory.updates import parameter_gradients
 
 DISTANCES = (0, 1, 4)
@@ -321,3 +329,28 @@ def test_passes_over_parts_of_a_batch_give_the_gradients_of_the_batch():
             a, b = getattr(expected, name), getattr(actual, name)
             assert np.allclose(a, b, rtol=1e-4, atol=1e-6 * np.abs(a).max())
         assert actual.query_input is actual.key_input
+
+
+def test_each_kind_of_score_that_is_not_bilinear_is_refused() -> None:
+    for name in ("qwen3", "deepseek-v2", "mpt-clipped", "falcon-alibi"):
+        with built(name) as model:
+            opened = wqk.open(model)
+        with pytest.raises(TheoryError, match=REFUSED[name]) as raised:
+            bilinear_plans("a model", opened.plans)
+        layer = opened.plans[0].layer
+        assert str(raised.value).startswith(f"a model: the scores of layer {layer} of the decoder")
+
+
+def test_a_block_that_reports_no_attention_is_named() -> None:
+    model = BertForMaskedLM(BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=2))
+    plans = wqk.open(model).plans
+    reported = torch.zeros(1, requires_grad=True)
+    with_gradient, without = (
+        SimpleNamespace(attention=attention) for attention in (reported, reported.detach())
+    )
+    used: Any = BlockUses([with_gradient], [])  # type: ignore[list-item]
+    require_records(model, plans, [used, used])
+    for uses in ([], [with_gradient, without]):
+        lacking: Any = BlockUses(uses, [])  # type: ignore[arg-type]
+        with pytest.raises(TheoryError, match=r"layer 1 of the encoder \(self-attention\) reports"):
+            require_records(model, plans, [used, lacking])

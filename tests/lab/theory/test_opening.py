@@ -23,7 +23,7 @@ from wqk.errors import (
 from wqk.tables.run import create_run
 from wqk_lab.theory.opening import block_of, open_subjects
 from wqk_lab.theory.subject import Subject, choose
-from wqk_lab.theory.text import open_text
+from wqk_lab.theory.text import Text, open_text
 
 SMALL: dict[str, Any] = {"batches": 2, "batch": 2, "block": 8}
 
@@ -265,3 +265,16 @@ def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:
         model, objective, _ = load_model(State("distilbert"), vocabulary_size=VOCABULARY)
     assert objective == "masked"
     assert model.get_input_embeddings().num_embeddings == VOCABULARY
+
+
+def test_blocks_of_a_text_lie_side_by_side_from_where_the_seed_begins() -> None:
+    numbers = Text("numbers", np.arange(107), np.array([0, 107]), 107, None)
+    begins = set()
+    for seed in range(30):
+        blocks = numbers.blocks(2, 5, 10, seed)
+        np.testing.assert_array_equal(blocks, numbers.blocks(2, 5, 10, seed))
+        first = blocks[..., 0].ravel()
+        np.testing.assert_array_equal(blocks.reshape(-1, 10), first[:, None] + np.arange(10))
+        assert len(set(first // 10)) == len(set(first)) == 10  # without overlap
+        begins |= set(first % 10)
+    assert begins == set(range(8))  # seven tokens are left over

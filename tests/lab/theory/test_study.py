@@ -16,6 +16,8 @@ from wqk import BilinearForm
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
+from wqk_lab.theory import gradients as gradients_file
+from wqk_lab.theory.causes import rearranged
 from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.findings import StudyReport
 from wqk_lab.theory.studying import STATEMENTS, measure, over_seeds, over_steps, study
@@ -268,3 +270,36 @@ def test_a_layer_that_starts_at_zero_leaves_the_others_tested(zero: str, objecti
     for finding in measure(Evidence(subjects.subject(model, objective), subjects.text())):
         if finding.sample is not None and finding.sample.layers:
             assert np.isfinite(finding.sample.values[:2, 1]).all()
+
+
+def test_batches_are_reported_and_a_pass_holds_as_much_as_it_may(monkeypatch):
+    """Two layers of width 16 over two texts of 16 tokens fill a pass here."""
+    texts: list[int] = []
+    plain = gradients_file.gradients
+
+    def noted(model: Any, batch: Any, *arguments: Any, **options: Any) -> Any:
+        texts.append(len(batch["input_ids"]))
+        return plain(model, batch, *arguments, **options)
+
+    monkeypatch.setattr(gradients_file, "gradients", noted)
+    monkeypatch.setattr("wqk_lab.theory.evidence.NUMBERS_IN_A_PASS", 2 * 16 * 2 * 16)
+    batches: list[tuple[int, int]] = []
+    subject = subjects.subject(subjects.bert(), "masked")
+    evidence = Evidence(subject, subjects.text(), on_batch=lambda *counts: batches.append(counts))
+    assert len(evidence.gradients) == 2
+    assert batches == [(0, 2), (1, 2)]
+    assert texts == [2, 1, 2, 1]
+
+
+def test_an_order_that_is_lost_is_that_of_the_rearranged_text(causal: list[Finding]) -> None:
+    sample = one(causal, "Theorem S1.12, Equation S96 as a cause").sample
+    assert list(sample.details) == ["as it is", "shuffled", "reversed"]
+    update = one(causal, "Theorems 2.3 and S1.12, update").sample
+    np.testing.assert_array_equal(sample.details["as it is"], update.values)
+    expected = sample.details["as it is"] - sample.details["shuffled"]
+    np.testing.assert_array_equal(sample.values, expected)
+    subject = subjects.subject(subjects.llama(), "causal")
+    for name, changed in rearranged(subject).items():
+        form = Evidence(changed, subjects.text()).updates["1"][0].form
+        ratio = tails(form).log_variance_ratio
+        assert sample.details[name][0, 1] == pytest.approx(ratio, rel=1e-3)

@@ -11,6 +11,7 @@ import pytest
 from wqk_lab.theory.verdict import (
     Estimate,
     Finding,
+    Layers,
     PredictedDirection,
     Sample,
     Statement,
@@ -237,3 +238,77 @@ def test_an_estimate_prints_as_many_digits_as_its_interval_has(
 ) -> None:
     """An identity that holds up to rounding is a power of ten, not zero."""
     assert str(Estimate(value, low, high, 0.1, 3.0, 0.0, "batches")) == text
+
+
+def described(values: np.ndarray, direction: PredictedDirection, null: float = 0.0) -> Finding:
+    layers = tuple(map(str, range(values.shape[1])))
+    sample = Sample(values, "models", layers, one_model=True)
+    return decide(statement(direction, null), sample)
+
+
+@pytest.mark.parametrize(
+    ("direction", "null", "as_predicted"),
+    [("above", 0.0, 2), ("below", 0.0, 1), ("above", 0.25, 1), ("near", 0.4, 2), ("near", 0.0, 1)],
+)
+def test_one_model_is_described_by_its_layers(
+    direction: PredictedDirection, null: float, as_predicted: int
+) -> None:
+    """Layers count on the predicted side of the null, or within .2 of it."""
+    values = np.array([[0.2, 0.5, -0.3, np.nan]])
+    finding = described(values, direction, null)
+    assert finding.verdict == "described"
+    spread = np.std([0.2, 0.5, -0.3], ddof=1)
+    counted = f"{as_predicted} of 3 layers as predicted; SD over layers {spread:.2f}; layers of"
+    assert finding.why.startswith(counted)
+    estimate = finding.estimate
+    assert estimate.value == pytest.approx(0.4 / 3)
+    ends = (estimate.low, estimate.high, estimate.error, estimate.degrees)
+    assert ends == (-np.inf, np.inf, np.inf, 0)
+    assert "SD" not in described(np.array([[0.2]]), direction, null).why
+
+
+def test_the_number_of_units_that_would_decide_follows_from_the_room() -> None:
+    """The interval has to shrink to the room that the estimate leaves on its side."""
+    for direction, mean in (("above", 0.3), ("below", -0.3), ("near", 0.15), ("near", -0.12)):
+        finding = decided(direction, mean, 0.5, 6)
+        assert finding.verdict == "undecided"
+        estimate = finding.estimate
+        room = 0.2 - abs(mean) if direction == "near" else 0.3
+        half = (estimate.high - estimate.low) / 2
+        times = max(2, int(np.ceil((half / room) ** 2)))
+        assert finding.why == f"about {times} times as many (6 batches) would decide"
+    hopeless = decided("near", 0.2 + 1e-9, 0.5, 6)
+    assert hopeless.why == "more than 1000 times as many (6 batches) would be needed"
+
+
+def test_numbers_of_a_sample_are_rows_with_their_unit_and_layer() -> None:
+    values, details = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, 6.0], [7.0, 8.0]])
+    rows = Sample(values, "seeds", ("3", "7"), {"reach": details}).rows()
+    assert rows == [
+        {"unit": "seeds 0", "layer": "3", "value": 1.0, "reach": 5.0},
+        {"unit": "seeds 0", "layer": "7", "value": 2.0, "reach": 6.0},
+        {"unit": "seeds 1", "layer": "3", "value": 3.0, "reach": 7.0},
+        {"unit": "seeds 1", "layer": "7", "value": 4.0, "reach": 8.0},
+    ]
+    assert Sample(values[:, :1], "draws").rows() == [
+        {"unit": "draws 0", "value": 1.0},
+        {"unit": "draws 1", "value": 3.0},
+    ]
+
+
+def test_counts_of_layers_and_predictions_in_words() -> None:
+    assert str(Layers(2, 0, 4, 0.1)) == "2 of 4 layers hold (0.1 by chance)"
+    assert str(Layers(2, 1, 4, 0.1)) == "2 of 4 layers hold (0.1 by chance), 1 fail"
+    shown = [
+        statement(direction, null).prediction
+        for direction, null in (("above", 0), ("below", 1.5), ("near", 1), ("identity", 0))
+    ]
+    assert shown == ["> 0", "< 1.5", "≈ 1", "= 0"]
+
+
+def test_an_identity_shows_its_worst_number() -> None:
+    finding = decide(statement("identity", 1.0, 0.3), Sample(np.array([[1.2], [0.9]]), "batches"))
+    assert finding.verdict == "identity"
+    assert finding.estimate.value == finding.estimate.low == finding.estimate.high
+    assert finding.estimate.value == pytest.approx(0.2)
+    assert np.isnan(finding.p)
