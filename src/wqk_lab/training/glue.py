@@ -100,8 +100,8 @@ def fine_tune(
     return TaskResult(str(model), task.name, tuple(seeds), values)
 
 
-def differences(candidate: TaskResult, reference: TaskResult, metric: str) -> Paired:
-    """Subtract one model's metric from the other's, seed by seed.
+def differences(reference: TaskResult, candidate: TaskResult, metric: str) -> Paired:
+    """Subtract the reference's metric from the candidate's, seed by seed.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def differences(candidate: TaskResult, reference: TaskResult, metric: str) -> Pa
     >>> round(differences(one, other, "matthews").mean, 3)
     0.075
     """
-    sides = (dict(zip(of.seeds, of.metrics[metric], strict=True)) for of in (candidate, reference))
+    sides = (dict(zip(of.seeds, of.metrics[metric], strict=True)) for of in (reference, candidate))
     return paired([after - before for before, after in by_seed(*sides).values()])
 
 

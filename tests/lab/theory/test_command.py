@@ -246,7 +246,7 @@ def test_findings_are_lines_with_all_that_decides_them(
     assert "1 holds, 1 undecided, 2 not tested" in shown
     assert "not counted, about random matrices: 2 holds, 1 fails" in shown
     assert "! beware" in shown
-    (line,) = (line for line in shown if line.startswith("holds!") and "S9: x grows" in line)
+    (line,) = (line for line in shown if line.split()[:1] == ["holds!"] and "S9: x grows" in line)
     assert f"{decided.estimate} (> 0); 2 of 2 layers hold (0.05 by chance)" in line
     assert " not tested!, no way: S1; S2" in shown
     assert shown[-1] == result(reports[-1])

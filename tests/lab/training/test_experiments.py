@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from subprocess import STDOUT
+from subprocess import STDOUT, TimeoutExpired
 from types import SimpleNamespace
-from typing import TextIO
+from typing import Any, ClassVar, TextIO
 
 import pytest
 from click.testing import Result
@@ -17,8 +19,9 @@ from tests.command import run
 from tests.lab.figures.making import logged
 from tests.lab.training.making import experiment
 
+from wqk._files import append_lines
 from wqk.errors import OutputError, RunError
-from wqk.tables.run import open_run
+from wqk.tables.run import METRICS, open_run
 from wqk_lab.cli.speedup import speedup
 from wqk_lab.runs.speedup import SMOOTHING
 from wqk_lab.training import experiments
@@ -28,6 +31,8 @@ from wqk_lab.training.experiments import (
     comparable_runs,
     flops,
     flops_left,
+    measured_speed,
+    missing_corpora,
     read_experiments,
     run_experiments,
 )
@@ -244,3 +249,155 @@ def test_gpus_have_the_names_of_the_environment(listed, count, expected, monkeyp
 
 def test_the_commands_smooth_as_the_library_does() -> None:
     assert {option.name: option.default for option in speedup.params}["smoothing"] == SMOOTHING
+
+
+def trials_of(folder: Path, *cells: dict[str, Any], **recipe: Any) -> list[Trial]:
+    file = written(folder, experiment(*cells, **recipe))
+    return read_experiments(file, folder / "corpora", folder / "runs")
+
+
+VARIED: list[dict[str, Any]] = [
+    {"init": "symmetric", "init_norm": 1.5, "stop": 5, "threads": 3},
+    {"penalty": "skew", "penalty_weight": 0.25, "mode": "decoder", "qk_clip": 20.0},
+    {"rows": "documents", "schedule": "cosine", "keep_checkpoints": "0,3", "logits": "yes"},
+]
+
+
+@pytest.mark.parametrize("changes", VARIED, ids=str)
+def test_the_command_of_a_trial_trains_its_recipe(changes, tmp_path, monkeypatch):
+    """As `wqk lab train` reads it: recipe, corpus, folder, step and threads."""
+    import torch
+
+    trained: dict[str, Any] = {}
+
+    def train(recipe: Any, corpus: Path, folder: Path, **options: Any) -> None:
+        trained.update(options, recipe=recipe, corpus=corpus, folder=folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wqk_lab.training.training.train", train)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    (trial,) = trials_of(tmp_path, {"name": "a", **changes}, threads=2)
+    assert trial.command(7)[:5] == [sys.executable, "-m", "wqk", "lab", "train"]
+    run(*trial.command(7)[3:], exits=130)
+    assert trained["recipe"] == trial.recipe
+    places = {"corpus": tmp_path / "corpora/store", "folder": tmp_path / "runs/a-1"}
+    assert {name: trained[name] for name in places} == places
+    assert (trained["stop"], trained["resume"]) == (changes.get("stop", 6), False)
+    assert threads == [changes.get("threads", 2)]
+    # A run that has begun is resumed, by its folder alone.
+    logged(trial.folder, trial.recipe.to_json(), {})
+    assert trial.step == 0
+    run(*trial.command(7)[3:], exits=130)
+    assert (trained["resume"], trained["stop"]) == (True, changes.get("stop", 6))
+
+
+class Pretended:
+    """Stands for a process, whose command and environment are noted; it waits twice."""
+
+    codes: ClassVar[dict[str, int]] = {}
+    begun: ClassVar[list[tuple[str, str | None]]] = []
+
+    def __init__(self, command: Sequence[str], *, stdout: TextIO, stderr: int, env: Any) -> None:
+        name = Path(command[command.index("--out") + 1]).name
+        assert (stderr, env["PATH"]) == (STDOUT, os.environ["PATH"])
+        threads = command[command.index("--threads") + 1]
+        self.begun.append((f"{name} on {threads}", env.get("CUDA_VISIBLE_DEVICES")))
+        stdout.write(f"log of {name}\n")
+        self.returncode, self.waits = self.codes.get(name, 0), 1
+
+    def wait(self, _: float) -> None:
+        if self.waits:
+            self.waits -= 1
+            raise TimeoutExpired("wqk", 1)
+
+
+@pytest.mark.parametrize(("gpus", "jobs"), [([], None), (["3", "5"], None), (["3"], 2)])
+def test_runs_are_begun_told_of_and_counted(gpus, jobs, tmp_path, monkeypatch):
+    """Each process has a GPU of its own, or else its share of the cores."""
+    monkeypatch.setattr(experiments, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(experiments.os, "cpu_count", lambda: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    process = SimpleNamespace(Popen=Pretended, STDOUT=STDOUT, TimeoutExpired=TimeoutExpired)
+    monkeypatch.setattr(experiments, "subprocess", process)
+    monkeypatch.setattr(Pretended, "codes", {"b-1": 1})
+    monkeypatch.setattr(Pretended, "begun", [])
+    cells = [{"name": name} for name in "abc"]
+    trials = [replace(trial, threads=None) for trial in trials_of(tmp_path, *cells)]
+    ended(trials[2], 6)
+    events: list[tuple[str, str]] = []
+    ticks: list[None] = []
+    failed = run_experiments(
+        trials,
+        jobs=jobs,
+        on_event=lambda trial, event: events.append((trial.cell, event)),
+        on_progress=lambda: ticks.append(None),
+    )
+    assert [trial.cell for trial in failed] == ["b"]  # and what is done is not begun again
+    begun, done = [("a", "training"), ("b", "training")], [("a", "done"), ("b", "failed")]
+    assert sorted(events) == sorted([*begun, *done])
+    assert len(ticks) == 2
+    count = jobs or max(len(gpus), 1)
+    assert {name for name, _ in Pretended.begun} == {f"{name}-1 on {8 // count}" for name in "ab"}
+    assert {device for _, device in Pretended.begun} <= set(gpus or [None])
+    for trial in trials[:2]:
+        assert trial.log.read_text() == f"log of {trial.folder.name}\n"
+
+
+def test_a_configuration_is_left_for_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "visible_gpus", list)
+    process = SimpleNamespace(Popen=Pretended, STDOUT=STDOUT, TimeoutExpired=TimeoutExpired)
+    monkeypatch.setattr(experiments, "subprocess", process)
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
+    content = "[[cell]]\nname = 'a'\ncorpus = 'store'\nseeds = [1]\nmode = 'decoder'\n"
+    content += "[cell.config]\n" + "\n".join(f"{k} = {json.dumps(v)}" for k, v in config.items())
+    (trial,) = read_experiments(written(tmp_path, content), tmp_path, tmp_path / "runs")
+    assert run_experiments([trial]) == []
+    command = trial.command(1)
+    assert command[command.index("--config") + 1] == str(trial.configuration)
+    assert json.loads(trial.configuration.read_text()) == config
+    assert "--width" not in command
+
+
+def test_how_far_runs_are_and_what_they_lack(tmp_path: Path) -> None:
+    cells = [{"name": "a"}, {"name": "b", "corpus": "elsewhere"}, {"name": "c"}]
+    first, second, third = trials_of(tmp_path, *cells)
+    assert missing_corpora([first, second, third]) == [first.corpus, second.corpus]
+    (first.corpus).mkdir(parents=True)
+    (first.corpus / "store.json").write_text("{}")
+    assert missing_corpora([first, second, third]) == [second.corpus]
+    ended(second, 6)
+    assert missing_corpora([first, second, third]) == []  # what is done needs none
+    assert (first.step, second.step, first.done, second.done) == (None, 6, False, True)
+    ended(third, 5)
+    assert not third.done  # a checkpoint before its goal
+    # Speed is that of all runs that have timed their steps; others do not count.
+    assert measured_speed([first, second]) is None
+    for trial, step, seconds in ((second, 6, 2.0), (third, 5, 3.0)):
+        append_lines(trial.folder / METRICS, {"step": step, "seconds": seconds})
+    expected = flops(second.recipe, 11) / 5.0
+    assert measured_speed([first, second, third]) == pytest.approx(expected)
+
+
+def test_a_dry_run_says_how_long_the_rest_takes(tmp_path: Path) -> None:
+    """At the speed of a run that has begun, if none is given."""
+    cells = [{"name": "a", "steps": 20_000}, {"name": "b", "steps": 20_000}]
+    file = written(tmp_path, experiment(*cells))
+    first, second = read_experiments(file, tmp_path, tmp_path / "runs")
+    unknown = " ".join(command(tmp_path, "--dry-run").stdout.split())
+    assert "how long they take is known once a run has begun (or give --speed)" in unknown
+    logged(first.folder, first.recipe.to_json(), {5_000: 1.0})
+    append_lines(first.folder / METRICS, {"step": 5_000, "seconds": 900.0})
+    shown = command(tmp_path, "--dry-run")
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert ["a-1", "5000", "20000", "begun"] in rows
+    assert ["b-1", "0", "20000", "to", "do"] in rows
+    rate = flops(first.recipe, 5_000) / 900 / 1e12
+    left = flops(second.recipe, 35_000)
+    hours = 900 * 7 / 3600  # seven times as many steps as the first run took in 900 s
+    text = " ".join(shown.stdout.split())
+    assert f"To do: 2 of 2 runs, {left:.2g} operations, about {hours:.2g} hours" in text
+    assert f"of one device at {rate:.2g} TFLOP/s, as measured." in text
+    assert f"no corpus in {tmp_path / 'store'}, which unfinished runs need" in " ".join(
+        shown.stderr.split()
+    )

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from wqk.errors import CheckpointError, CorpusError, HubError, RunError
 from wqk.tables.run import create_run
 from wqk_lab.training import glue
-from wqk_lab.training.glue import FineTuning, by_start, fine_tune
+from wqk_lab.training.glue import FineTuning, TaskResult, by_start, fine_tune
 from wqk_lab.training.glue_tasks import SentenceTask, TaskSplit, baselines, judge, read_task
 
 WORDS = ["good", "bad", *(f"w{n}" for n in range(12))]
@@ -291,3 +291,134 @@ def test_runs_that_cannot_be_paired(encoder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=message):
             by_start(runs)
+
+
+def by_hand(encoder: Path, data: SentenceTask, how: FineTuning, seed: int) -> list[float]:
+    """Predictions after a plain loop: AdamW, clipping, a linear schedule after 6 % of warmup."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        kind = transformers.AutoModelForSequenceClassification
+        network = kind.from_pretrained(encoder, num_labels=data.classes or 1)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
+
+        def logits_of(texts: Any) -> Any:
+            cut = {"padding": True, "truncation": True, "max_length": how.length}
+            encoded = tokenizer([text for (text,) in texts], return_tensors="pt", **cut)
+            return network(**encoded).logits
+
+        optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)
+        count = len(data.train.labels)
+        steps = how.epochs * ((count + how.batch - 1) // how.batch)
+        warmup, done = int(0.06 * steps), 0
+        rng = np.random.default_rng(seed)
+        for _ in range(how.epochs):
+            order = rng.permutation(count)
+            for first in range(0, count, how.batch):
+                chosen = order[first : first + how.batch]
+                rising, falling = done / max(warmup, 1), (steps - done) / (steps - warmup)
+                for group in optimizer.param_groups:
+                    group["lr"] = how.learning_rate * (rising if done < warmup else falling)
+                logits = logits_of([data.train.texts[k] for k in chosen])
+                labels = torch.tensor([data.train.labels[k] for k in chosen])
+                if data.classes:
+                    loss = -logits.log_softmax(-1)[range(len(chosen)), labels].mean()
+                else:
+                    loss = (logits[:, 0] - labels).square().mean()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                done += 1
+        with torch.no_grad():
+            logits = logits_of(data.validation.texts)
+    return list((logits.argmax(-1) if data.classes else logits[:, 0]).tolist())
+
+
+@pytest.mark.parametrize("name", ["mood", "stsb"])
+def test_fine_tuning_is_a_plain_loop(name: str, encoder: Path, tmp_path: Path) -> None:
+    still = shutil.copytree(encoder, tmp_path / "still")  # without dropout
+    config = json.loads((still / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (still / "config.json").write_text(json.dumps(config))
+    whole = task(name, int if name == "mood" else lambda mood: 2.5 * mood)
+    train = TaskSplit(whole.train.texts[:44], whole.train.labels[:44])
+    data = SentenceTask(name, train, whole.validation, whole.classes)
+    how = FineTuning(epochs=3, learning_rate=2e-3, batch=7, length=8)
+    result = fine_tune(still, data, (3,), how)
+    assert (result.model, result.task, result.seeds) == (str(still), name, (3,))
+    expected = judge(data, by_hand(still, data, how, 3))
+    # Adam amplifies the rounding of small gradients.
+    metrics = {metric: value for metric, (value,) in result.metrics.items()}
+    assert metrics == pytest.approx(expected, abs=2e-3)
+
+
+def test_two_models_are_compared_seed_by_seed() -> None:
+    reference = TaskResult("a", "mood", (3, 2, 4), {"accuracy": (0.1, 0.5, 0.0)})
+    candidate = TaskResult("b", "mood", (1, 2, 3), {"accuracy": (0.9, 0.8, 0.7)})
+    compared = glue.differences(reference, candidate, "accuracy")
+    assert (compared.count, compared.mean) == (2, pytest.approx((0.3 + 0.6) / 2))
+    assert candidate.over_seeds("accuracy").mean == pytest.approx(0.8)
+
+
+def test_the_command_fine_tunes_each_model_on_each_task(tmp_path, monkeypatch):
+    calls: list[tuple[Any, ...]] = []
+
+    def pretended(model: str, data: SentenceTask, seeds: Any, how: FineTuning) -> TaskResult:
+        calls.append((model, data.name, list(seeds), how))
+        accuracies = tuple({"a": 0.5, "b": 0.75}[model] + seed / 100 for seed in seeds)
+        return TaskResult(model, data.name, tuple(seeds), {"accuracy": accuracies})
+
+    monkeypatch.setattr(glue, "fine_tune", pretended)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        for split in ("train", "validation"):
+            write_mood(tmp_path / name / f"{split}.jsonl")
+    lines = (tmp_path / "first/train.jsonl").read_text().splitlines()
+    (tmp_path / "first/validation.jsonl").write_text("\n".join(lines[:40]))
+    own = write_mood(tmp_path / "own.jsonl")
+    options = ("--data", tmp_path, "--tasks", f"first,{own}", "--seeds", 2, "--batch", 3)
+    shown = run("lab", "glue", "a", "b", *options, "--epochs", 4, "--length", 9, width=150)
+    how = FineTuning(epochs=4, learning_rate=5e-5, batch=3, length=9)
+    names = ("first", "first", "own", "own")
+    assert calls == [(model, name, [1, 2], how) for model, name in zip("abab", names, strict=True)]
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    first = read_task(tmp_path / "first")
+    floor = baselines(first)
+    cells = [f"{floor[kind]['accuracy']:.1%}" for kind in ("majority", "bag of words")]
+    means = "51.5% [45.1%, 57.9%] 76.5% [70.1%, 82.9%] +25.0% – –"
+    (line,) = (row for row in rows if row[:1] == ["first"])
+    assert line == ["first", "accuracy", *cells, *means.split()]
+    headings = "task metric majority bag of words a b difference p detectable"
+    assert headings.split() in rows
+    left_out = f"first: {first.shared} training rows are left out, since validation has them"
+    assert first.shared > 0
+    assert left_out in shown.stderr
+    assert "own: b" in shown.stderr
+    monkeypatch.setattr(
+        glue, "by_start", lambda _: {"random": {1: "a", 2: "b"}, "symmetric": {1: "b", 2: "a"}}
+    )
+    done = run("lab", "glue", "a", "b", "a", "--data", tmp_path, "--tasks", "first", "--json")
+    (outcome,) = json.loads(done.stdout)["tasks"]
+    assert [result["model"] for result in outcome["results"]] == ["random", "symmetric"]
+    assert outcome["rows"] == {
+        "train": len(first.train.labels),
+        "validation": len(first.validation.labels),
+        "left_out": first.shared,
+    }
+    assert [each["model"] for each in outcome["runs"]] == ["a", "b"]
+    assert outcome["baselines"] == floor
+
+
+def test_pairs_are_known_by_the_words_that_both_have(tmp_path: Path) -> None:
+    """A label that says whether two texts share a word is learned from none of them alone."""
+    rng, rows_of_pairs = np.random.default_rng(0), []
+    for number in range(300):
+        first, second = (set(rng.choice(WORDS, 3, replace=False)) for _ in range(2))
+        texts = {"sentence1": f"{' '.join(first)} {number}", "sentence2": " ".join(second)}
+        rows_of_pairs.append(texts | {"label": int(bool(first & second))})
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows_of_pairs)))
+    assert baselines(read_task(tmp_path / "pairs.jsonl"))["bag of words"]["accuracy"] > 0.95
+    train = TaskSplit([("w1",), ("w2",), ("w1",)], [1.0, 3.5, 3.0])
+    numbers = SentenceTask("numbers", train, TaskSplit([("w1",), ("w2",)], [2.5, 2.0]), None)
+    majority = baselines(numbers)["majority"]
+    assert majority == {"pearson": 0.0, "spearman": 0.0}  # of one constant, the mean

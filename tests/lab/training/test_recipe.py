@@ -173,3 +173,70 @@ def test_whatever_a_file_holds_is_a_recipe_or_an_error(field: Any, value: Any) -
 
 def test_initializations_are_those_there_are() -> None:
     assert set(INITIALIZATIONS) == set(STARTS)
+
+
+NUMBERS = [entry for entry in fields(Recipe) if entry.type.split(" ")[0] in ("int", "float")]
+CAN_BE_ZERO = {"dropout", "penalty_weight", "warmup", "weight_decay", "seed"}
+IN_WORDS = [
+    entry.name for entry in fields(Recipe) if entry.type.split(" ")[0] == "str"
+]  # and each has its choices
+
+
+@pytest.mark.parametrize("entry", NUMBERS, ids=lambda entry: entry.name)
+def test_no_number_is_negative_and_few_are_zero(entry: Any) -> None:
+    number = -1 if entry.type.startswith("int") else -1.0
+    with pytest.raises(RunError, match=f"{entry.name}="):
+        replace(make_recipe(), **{entry.name: number})
+    if entry.name in CAN_BE_ZERO:
+        assert getattr(replace(make_recipe(), **{entry.name: 0}), entry.name) == 0
+        return
+    with pytest.raises(RunError, match=f"{entry.name}="):
+        replace(make_recipe(), **{entry.name: 0})
+
+
+@pytest.mark.parametrize("name", [name for name in IN_WORDS if name != "preset"])
+def test_no_text_is_taken_that_is_no_choice(name: str) -> None:
+    with pytest.raises(RunError, match=r"nonsense"):
+        replace(make_recipe(), **{name: "nonsense"})
+
+
+@pytest.mark.parametrize("name", ["dropout", "mask_share"])
+def test_shares_are_below_one(name: str) -> None:
+    with pytest.raises(RunError, match=f"{name}=1.0 must be less than 1"):
+        make_recipe(**{name: 1.0})
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "n_embd", "d_model"])
+def test_formulas_take_the_width_of_any_configuration(name: str) -> None:
+    recipe = make_recipe(config={"model_type": "gpt2", name: 512})
+    by_width = make_recipe(width=512, heads=8)
+    assert recipe.learning_rate == by_width.learning_rate == 0.001
+    assert recipe.initial_std is None
+    assert by_width.initial_std == round(0.68 / 512**0.5, 4)
+    # A width that is none is not taken.
+    for nothing in (0, "wide", None):
+        unknown = make_recipe(config={"model_type": "gpt2", name: nothing})
+        assert unknown.learning_rate == make_recipe().learning_rate
+
+
+def test_intervals_of_the_fast_preset_are_shares_of_its_steps() -> None:
+    recipe = make_recipe(steps=4000)
+    counts = {"log_every": 200, "held_out_every": 20, "score_every": 50, "save_every": 10}
+    assert {name: 4000 // getattr(recipe, name) for name in counts} == counts
+    short = make_recipe(steps=3)
+    assert {name: getattr(short, name) for name in counts} == dict.fromkeys(counts, 1)
+    assert make_recipe(block=40_000).held_out_blocks == 1
+
+
+def test_a_parent_is_a_run_a_step_and_a_recipe_and_brings_the_weights() -> None:
+    parent = {"run": "a", "step": 3, "recipe": make_recipe(steps=3, accumulation=2).to_json()}
+    child = replace(make_recipe(mode="decoder"), parent=parent, objective="masked")
+    assert child.batches_before == 6
+    grandchild = replace(child, parent={"run": "b", "step": 5, "recipe": child.to_json()})
+    assert grandchild.batches_before == 6 + 5
+    lacking = {name: value for name, value in parent.items() if name != "step"}
+    with pytest.raises(RunError, match="a parent must have a run, a step and a recipe"):
+        replace(child, parent=lacking)
+    for name, value in (("init", "symmetric"), ("init_norm", 2.0), ("init_values", 2.0)):
+        with pytest.raises(RunError, match="has its weights; leave out init"):
+            replace(child, **{name: value})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from wqk._files import locked, read_lines
 from wqk.errors import CorpusError, RunError, UnknownFamily
 from wqk.tables.run import CLIPS, METRICS, Run, create_run, open_run
 from wqk_lab.training.corpus import TokenChunk, TokenStore
+from wqk_lab.training.loop import Learner, held_out_loss, learning_rate, training_batches
 from wqk_lab.training.objectives import (
     DROPOUT,
     HELD_OUT_MASKS,
@@ -81,6 +84,97 @@ def test_settings_tell_all(run: Run, corpus: TokenStore) -> None:
     assert run.settings["environment"]["torch"] == torch.__version__
     assert run.settings["environment"]["device"] == "cpu"
     assert [layer["symmetry"] for layer in run.settings["initialization"]] == pytest.approx([1, 1])
+    corpus_settings = run.settings["corpus"]
+    assert corpus_settings == {
+        "folder": str(corpus.folder.resolve()),
+        "fingerprint": corpus.fingerprint,
+        "unit": "characters",
+        "vocabulary_size": 40,
+    }
+    model = tiny_model()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert run.settings["model"]["parameters"] == parameters
+    assert run.settings["schema_version"] == 1
+    environment = run.settings["environment"]
+    assert environment["python"] == platform.python_version()
+    assert (environment["precision"], environment["processes"]) == ("float32", 1)
+    assert environment["threads"] == torch.get_num_threads()
+    assert {"wqk", "transformers", "accelerate", "platform", "processor", "kernels"} <= set(
+        environment
+    )
+    first, second = run.settings["initialization"]
+    assert (first["stack"], first["layer"], second["layer"]) == ("encoder", 0, 1)
+    assert "parent" not in run.settings
+
+
+def test_a_start_is_recorded_by_what_it_changed(trained: Train) -> None:
+    """A random start of twice the norm, and values of three times theirs."""
+    run = trained(steps=1, warmup=0, init_norm=2.0, init_values=3.0)
+    for layer in run.settings["initialization"]:
+        assert layer["norm_ratio"] == pytest.approx(2, rel=1e-4)
+        assert layer["value_ratio"] == pytest.approx(3, rel=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_learning_rates_are_those_of_transformers(schedule: str) -> None:
+    import transformers
+
+    recipe = tiny(schedule=schedule, warmup=3, steps=11, learning_rate=0.5)
+    kind = "constant_with_warmup" if schedule == "constant" else schedule
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    steps = {} if schedule == "constant" else {"num_training_steps": 11}
+    scheduler = transformers.get_scheduler(kind, optimizer, num_warmup_steps=3, **steps)
+    for done in range(11):
+        assert learning_rate(recipe, done) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+
+
+def process(number: int, count: int) -> Any:
+    """An accelerator of one of several processes, without the others."""
+    return SimpleNamespace(
+        device=torch.device("cpu"),
+        num_processes=count,
+        process_index=number,
+        reduce=lambda sums, _: sums,
+    )
+
+
+def test_processes_share_the_batches_of_one(corpus: TokenStore) -> None:
+    """The shares of two processes are the halves of what a single process sees, step by step."""
+    recipe = tiny(accumulation=2)
+    objective = Objective("masked", recipe.mask_share, "bert", SPECIAL["mask"], 40)
+
+    def batches(number: int, count: int) -> list[Any]:
+        begin, end = 3, 5
+        return list(training_batches(process(number, count), objective, recipe, corpus, begin, end))
+
+    alone, *shares = (batches(*place) for place in ((0, 1), (0, 2), (1, 2)))
+    assert len(alone) == 4
+    for index, (whole, first, second) in enumerate(zip(alone, *shares, strict=True), start=6):
+        expected = TokenRows(corpus.tokens("train"), 16).drawn(8, seed=1, index=index)
+        assert np.array_equal(whole[0], expected)
+        draws = zip(whole[1], first[1], second[1], strict=True)
+        for tensor, *halves in ((whole[0], first[0], second[0]), *draws):
+            assert torch.equal(torch.cat(halves), tensor)
+
+
+def test_processes_share_the_batches_of_the_held_out_loss(corpus: TokenStore) -> None:
+    recipe = tiny(held_out_blocks=21)
+    objective = Objective("masked", recipe.mask_share, "mask", SPECIAL["mask"], 40)
+    learner = Learner(tiny_model(), objective)
+    whole = held_out_loss(process(0, 1), learner, recipe, corpus)
+    assert learner.training
+    sums = torch.zeros(2, dtype=torch.float64)
+
+    def add(share: torch.Tensor, _: str) -> torch.Tensor:
+        return sums.add_(share)
+
+    for number in range(2):
+        of_process = process(number, 2)
+        of_process.reduce = add
+        together = held_out_loss(of_process, learner, recipe, corpus)
+    assert together == pytest.approx(whole, rel=1e-6)
 
 
 def test_kept_checkpoints(run: Run) -> None:
@@ -184,7 +278,12 @@ def test_progress_is_told_and_loggers_hear_the_same(corpus: TokenStore, tmp_path
     first, last = updates[0], updates[-1]
     assert (first.steps_done, first.loss, first.held_out_is_new) == (0, None, True)
     assert last.steps_done == last.steps == 12
-    assert last.tokens_per_second
+    lines = run.metrics.drop_nulls("loss")
+    tokens, seconds = (lines[name].to_numpy()[-2:] for name in ("tokens", "seconds"))
+    assert last.tokens_per_second == pytest.approx(np.diff(tokens)[0] / np.diff(seconds)[0])
+    assert (last.loss, last.held_out_loss) == (lines["loss"][-1], run.metrics["held_out_loss"][-1])
+    medians = run.scores.layers.frame.filter(step=12)["symmetry"]
+    assert last.symmetry == pytest.approx(medians.median(), abs=1e-6)
     assert {update.steps_done for update in updates if update.held_out_is_new} == {0, 6, 12}
     scalars: dict[str, list[tuple[int, float]]] = {}
     for file in sorted(run.folder.rglob("events.out.tfevents.*")):
@@ -286,8 +385,6 @@ def test_a_padded_vocabulary_is_in_the_model_alone(trained: Train) -> None:
 
 def test_the_task_and_the_loss_are_one_graph() -> None:
     # As on a GPU, where this graph is compiled; fullgraph refuses any break.
-    from wqk_lab.training.loop import Learner
-
     for name, mode in (("masked", "encoder"), ("causal", "decoder"), ("masked-next", "decoder")):
         learner = Learner(tiny_model(mode=mode).eval(), Objective(name, 0.3, "bert", 1, 40))
         blocks = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(1))
