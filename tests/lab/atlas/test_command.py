@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import polars as pl
 from tests.command import ENCODER, run, shell
 
-from wqk_lab.atlas import all_published, published
+from wqk._console import count
+from wqk_lab.atlas import all_published, flags, published
+from wqk_lab.atlas.ranks import spread
 
 
 def names(*arguments: str) -> list[str]:
@@ -60,3 +63,28 @@ def test_a_pipe_gets_plain_text() -> None:
 def test_scan_places_what_compares_in_one_sentence() -> None:
     assert run("scan", ENCODER).output.count("\nrank: more symmetric than 18 of 24") == 1
     assert "rank:" not in run("scan", ENCODER, "--gamma", "3").output
+
+
+def test_a_model_is_shown_in_full() -> None:
+    row = published().filter(name="Mistral-7B").row(0, named=True)
+    shown = run("lab", "atlas", "Mistral-7B", width=200).stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert f"Mistral-7B · {row['model']}" in lines
+    assert f"decoder · language · {count(row['parameters'])} parameters" in lines
+    assert f"published {spread(row, 'symmetry')} {spread(row, 'directionality')}" in lines
+    assert "symmetry directionality (excess)" in lines
+    for flag in row["flags"]:
+        assert f"• {flags()[flag].sentence}" in " ".join(shown.split())
+    explained = json.loads(run("lab", "atlas", "Mistral-7B", "--json").stdout)["flags"]
+    assert explained == {flag: flags()[flag].sentence for flag in row["flags"]}
+
+
+def test_a_list_has_a_line_for_each_model() -> None:
+    shown = run("lab", "atlas", "--search", "bert-base", width=220).stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "name checkpoint stack symmetry directionality flags" in lines
+    row = published().filter(name="BERT-base").row(0, named=True)
+    scores = f"{spread(row, 'symmetry')} {spread(row, 'directionality')}"
+    assert f"BERT-base {row['model']} encoder {scores}" in lines
+    flagged = all_published().filter(pl.col("flags").list.len() > 0)["name"].to_list()
+    assert names("--flagged") == flagged

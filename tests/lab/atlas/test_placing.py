@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.atlas.making import layers
 
-from wqk.tables.score_table import join
-from wqk_lab.atlas import place, published
+from wqk.tables.score_table import ScoreTable, join
+from wqk_lab.atlas import place, published, sound_models
+from wqk_lab.atlas.ranks import typical_symmetry
 
 SCORE = st.floats(-1, 1)
 
@@ -73,3 +76,53 @@ def test_without_symmetry_only_directionality_is_told() -> None:
 def test_what_does_not_compare_is_not_placed() -> None:
     assert place(layers([0.4], [0.0], metadata={"folded_norms": True})) == []
     assert place(layers([float("nan")], [float("nan")], status="degenerate")) == []
+
+
+def test_a_median_is_typical_of_what_lies_between_nine_tenths_of_models() -> None:
+    """Between the 10 % and the 90 % quantile of a stack; equal ends belong to it."""
+    values = {stack: [] for stack in ("encoder", "decoder")}
+    for row in {row["model"]: row for row in published().to_dicts() if row["sound"]}.values():
+        if row["symmetry"] is not None:
+            values[row["stack"]].append(row["symmetry"])
+    ends = {
+        stack: [float(end) for end in np.quantile(each, [0.1, 0.9]).round(2)]
+        for stack, each in values.items()
+    }
+    assert {stack: list(typical_symmetry(stack)) for stack in ends} == ends
+    named = {stack: f"{stack}s ({low:.2f} to {high:.2f})" for stack, (low, high) in ends.items()}
+    (encoder_low, encoder_high), (decoder_low, decoder_high) = ends.values()
+    both = f"published {named['encoder']} and {named['decoder']}"
+    assert decoder_high < encoder_low
+    for value, judgment in (
+        (encoder_low, f"typical of published {named['encoder']}, not of {named['decoder']}"),
+        (decoder_high, f"typical of published {named['decoder']}, not of {named['encoder']}"),
+        (decoder_high + 0.01, f"between {both}"),
+        (encoder_high + 0.01, f"above most {both}"),
+        (decoder_low - 0.01, f"below most {both}"),
+    ):
+        (placement,) = place(layers([value], [0.0]))
+        assert placement.meaning == f"A median symmetry of {value:.2f} is {judgment}."
+    (without,) = place(layers([None], [-0.5]))
+    assert without.meaning == ""
+
+
+def test_a_placement_has_the_models_that_it_is_among() -> None:
+    (placement,) = place(layers([0.3], [0.0]))
+    assert (placement.name, placement.stack) == ("up", "encoder")
+    columns = {"name", "stack", "symmetry", "directionality"}
+    assert {frozenset(model) for model in placement.others} == {frozenset(columns)}
+    scored = sound_models().drop_nulls(["symmetry", "directionality"])
+    assert [model["name"] for model in placement.others] == scored["name"].to_list()
+
+
+def test_models_that_look_untrained_or_are_guessed_are_not_placed() -> None:
+    """From half of the layers on."""
+    for count, placed in ((1, 1), (2, 0)):
+        looks = ["random-looking"] * count + ["ok"] * (4 - count)
+        rows = [
+            layers([0.3], [0.0], status=status).frame.with_columns(layer=pl.lit(number, pl.Int64))
+            for number, status in enumerate(looks)
+        ]
+        assert len(place(ScoreTable(pl.concat(rows), {}))) == placed
+    assert place(layers([0.3], [0.0], family="inferred")) == []
+    assert len(place(layers([0.3], [0.0], family="bert"))) == 1

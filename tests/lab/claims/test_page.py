@@ -166,3 +166,76 @@ def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.M
     pl.DataFrame(rows).write_csv(tmp_path / "trained.csv")
     monkeypatch.setattr("wqk_lab.claims.records.DATA", tmp_path)
     assert {claim.number: claim.verdict for claim in claims().claims}["S6"] == "contradicted"
+
+
+def test_groups_that_do_not_overlap_have_wilsons_interval() -> None:
+    """Of the smaller group's members, all or none exceed the second group."""
+    low, high = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7, 0.8, 0.9]
+    for first, second, share in ((high, low, 3), (low, high, 0)):
+        estimate = separation(first, second)
+        expected = stats.binomtest(share, 3).proportion_ci(0.95, method="wilson")
+        assert (estimate.value, estimate.null) == (share / 3, 0.5)
+        assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
+    ties = separation([0.1, 0.3], [0.3, 0.3])
+    assert ties.value == 0.25  # a tie is half of a success
+
+
+def test_a_detectable_separation_is_found_with_power_of_four_fifths() -> None:
+    """Its distance from .5 is 2.80 standard errors of groups without a difference."""
+    random = np.random.default_rng(3)
+    areas = []
+    for _ in range(3000):
+        first, second = random.normal(size=9), random.normal(size=14)
+        areas.append((first[:, None] > second).mean())
+    estimate = separation(random.normal(size=9).tolist(), random.normal(size=14).tolist())
+    quantiles = stats.norm.ppf([0.975, 0.8]).sum()
+    assert estimate.detectable == pytest.approx(quantiles * np.std(areas), rel=0.05)
+    assert estimate.p == stats.mannwhitneyu([1, 2, 3], [1.5, 2.5]).pvalue or estimate.p <= 1
+
+
+@pytest.mark.parametrize("test", ["Wilcoxon", "Student"])
+def test_differences_within_pairs_have_students_interval_and_their_own_test(test: Any) -> None:
+    values = np.random.default_rng(4).normal(0.3, 0.5, 9)
+    estimate = mean_difference(values.tolist(), test)
+    student = stats.ttest_1samp(values, 0)
+    ends = student.confidence_interval()
+    assert (estimate.low, estimate.high) == pytest.approx((ends.low, ends.high))
+    assert (estimate.value, estimate.null) == (pytest.approx(values.mean()), 0)
+    p = student.pvalue if test == "Student" else stats.wilcoxon(values, method="exact").pvalue
+    assert estimate.p == pytest.approx(p)
+
+
+def test_numbers_of_a_claim_are_shown_with_the_digits_of_their_size() -> None:
+    small = ClaimEstimate(-0.25, -0.3, 0.2, null=0, p=0.01, detectable=0.1)
+    steps = ClaimEstimate(-25.4, -30.2, 1.6, null=0, p=0.01, detectable=12.3)
+    area = ClaimEstimate(0.9, 0.75, 1.0, null=0.5, p=0.01, detectable=0.2)
+    shown = []
+    for estimate, p in ((small, 0.0004), (steps, 0.02), (area, 0.5)):
+        claim = PaperClaim("S", "", "", "runs", estimate=estimate, adjusted_p=p)
+        shown.append((claim.shown_estimate, claim.shown_p, claim.shown_detectable))
+    assert shown == [
+        ("−.25 [−.30, +.20]", "<.001", ".10"),
+        ("−25 [−30, +2]", ".020", "12"),
+        (".90 [.75, 1.00]", ".500", ".20"),
+    ]
+    bare = PaperClaim("N", "", "", "")
+    assert (bare.shown_estimate, bare.shown_p, bare.shown_detectable) == ("–", "–", "–")
+
+
+def test_the_page_prints_each_claim_with_what_decides_it() -> None:
+    lines = run("lab", "claims", width=250).stdout.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("S4 "))
+    claim = page()["S4"]
+    assert lines[at] == f"S4 holds: {claim.text}"
+    assert [line.strip() for line in lines[at + 1 : at + 5]] == [
+        f"{claim.measure}: {claim.shown_estimate}, adjusted p {claim.shown_p}, "
+        f"detectable {claim.shown_detectable}",
+        claim.result,
+        claim.evidence,
+        f"({claim.source})",
+    ]
+    counts: dict[str, int] = {}
+    for each in page().values():
+        counts[each.verdict] = counts.get(each.verdict, 0) + 1
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    assert lines[-1] == f"Of {len(page())} claims of the paper: {told}."

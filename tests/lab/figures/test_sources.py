@@ -13,10 +13,14 @@ from tests import small
 from tests.lab.figures.making import make_run, row, table
 
 import wqk
+from wqk._files import append_lines
 from wqk.errors import OutputError, RunError, TableError
 from wqk.reporting.demo import demo_table
+from wqk.tables.run import METRICS
 from wqk_lab.figures import Sources, draw, numbers, read_sources, table_text
 from wqk_lab.figures.results import training_results
+from wqk_lab.runs.seeds import paired as paired_over_seeds
+from wqk_lab.runs.speedup import speedups
 
 
 def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
@@ -207,3 +211,37 @@ def test_a_bare_table_without_a_column_of_the_figure_is_refused(
     pl.DataFrame(rows).write_csv(tmp_path / "bare.csv")
     with pytest.raises(RunError, match=message):
         numbers("fig3", read_sources(tmp_path / "bare.csv"))
+
+
+def test_table_1_has_the_speed_up_over_the_random_start_of_the_same_recipe(tmp_path: Path) -> None:
+    """Other recipes, modes and seeds are no baseline."""
+    runs = []
+    for init, shift in (("random", 0.0), ("paired", -0.2)):
+        for seed in (1, 2, 3):
+            run = make_run(tmp_path / f"{init}-{seed}", (), init=init, seed=seed, accumulation=3)
+            for step in range(0, 41, 2):
+                loss = 3 - step / 20 + (shift * (1 + seed / 4) + seed / 50) * (step > 0)
+                append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
+            runs.append(run)
+    elsewhere = make_run(tmp_path / "elsewhere", (0, 20), init="skew", corpus="reviews")
+    random, paired, skew = training_results((*runs, elsewhere))
+    assert (random.speed_up, random.speed_up_interval) == (None, None)
+    assert random.size == "3 layers of width 8, 40 steps of 12 × 16 tokens"
+    assert (skew.speed_up, skew.dataset) == (None, "reviews")
+    assert skew.size == "3 layers of width 8, 20 of 40 steps of 4 × 16 tokens"
+    (comparison,) = speedups(runs)
+    saved = comparison.over_seeds("saved")
+    assert 0 < saved.mean < 1
+    assert (paired.speed_up, paired.speed_up_interval) == (saved.mean, (saved.low, saved.high))
+    ends = [run.metrics["held_out_loss"][-1] for run in runs[3:]]
+    loss = paired_over_seeds(ends)
+    assert (paired.loss, paired.loss_interval) == (loss.mean, (loss.low, loss.high))
+    text = table_text("table1", Sources(tuple(runs)))
+    low, high = (f"{100 * end:.0f}".replace("-", "−") for end in (saved.low, saved.high))
+    assert f"{100 * saved.mean:.0f} [{low}, {high}] %" in text
+
+
+def test_a_configuration_of_ones_own_has_no_sizes_in_table_1(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "own", config={"model_type": "bert"})
+    (result,) = training_results((run,))
+    assert result.size == "own model, 40 steps of 4 × 16 tokens"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.command import run
 from tests.small import sizes
 from tests.stand_in import Module
 
 import wqk
+from wqk._console import size
 from wqk.errors import CheckpointError, TableError
 from wqk_lab.runs import pairs as room
 from wqk_lab.runs.pairs import (
@@ -115,3 +118,72 @@ def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "pairs.json").write_text("[{}]")
     with pytest.raises(TableError, match="damaged"):
         read_pairs(tmp_path)
+
+
+def test_columns_of_an_update_are_those_of_dense_matrices() -> None:
+    """Of the layer, and of each of four heads, which share two keys."""
+    new = {name: value + 0.1 * DICE.normal(size=value.shape) for name, value in OLD.items()}
+    before, after = Module(OLD, CONFIG), Module(new, CONFIG)
+    pair = Pair("r", "converted", before, after)  # type: ignore[arg-type]
+    rows = update_rows(pair, gamma=2.0)
+    assert rows["head"].to_list() == [None, 0, 1, 2, 3]
+    assert update_rows(pair, heads=False).equals(rows[:1])
+
+    def forms(weights: dict[str, np.ndarray]) -> list[np.ndarray]:
+        each = []
+        for head in range(4):
+            query = weights[QUERY][8 * head : 8 * head + 8]
+            key = weights[KEY][8 * (head // 2) : 8 * (head // 2) + 8]
+            each.append(query.T @ key)
+        return [np.sum(each, axis=0), *each]
+
+    shares = span_shares(block(), block(**new))
+    dense = zip(forms(OLD), forms(new), shares, strict=True)
+    for row, (first, last, share) in zip(rows.to_dicts(), dense, strict=True):
+        change = last - first
+        assert row["norm"] == pytest.approx(np.linalg.norm(first), rel=1e-5)
+        moved = np.linalg.norm(change) / np.linalg.norm(first)
+        assert row["moved"] == pytest.approx(moved, rel=1e-5)
+        cosine = (first * last).sum() / np.linalg.norm(first) / np.linalg.norm(last)
+        assert row["cosine"] == pytest.approx(cosine, rel=1e-5)
+        symmetry = (change * change.T).sum() / (change**2).sum()
+        assert row["symmetry"] == pytest.approx(symmetry, abs=1e-5)
+        null = np.diag(change) @ np.diag(change) / (change**2).sum()
+        assert row["symmetry_null"] == pytest.approx(null, abs=1e-5)
+        excess = float(wqk.BilinearForm(change, np.eye(32)).directionality_excess)
+        assert row["directionality_excess"] == pytest.approx(excess, abs=1e-5)
+        assert row["span"] == pytest.approx(share)
+        assert row["span_chance"] == 8 / 32
+        assert row["layer"] == 0
+
+
+def test_a_dry_run_has_a_row_for_each_pair() -> None:
+    result = run("lab", "pairs", "--dry-run", width=250)
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    signs = {1: "+", -1: "−", 0: "exactly 0", None: "–"}
+    for pair in pairs():
+        amount = size(pair.bytes_before + pair.bytes_after)
+        name = "" if pair.checked else " unchecked"
+        cells = (pair.title, pair.recipe, pair.relation, signs[pair.expected], amount)
+        assert " ".join(" ".join(cells).split()) + name in lines
+    unchecked = sum(not pair.checked for pair in pairs())
+    assert f"{unchecked} have a name that no page confirmed" in result.stderr
+    listed = json.loads(run("lab", "pairs", "--dry-run", "--json").stdout)["pairs"]
+    assert [pair["title"] for pair in listed] == [pair.title for pair in pairs()]
+    assert listed[0]["expected"] == 1
+
+
+def test_bytes_of_a_pair_are_those_of_its_shapes() -> None:
+    """From the table itself: layers × width × bytes × (queries + keys), once for each attention."""
+    table = pl.read_csv(room.DATA / "pairs.csv", comment_prefix="#").to_dicts()
+    for row, pair in zip(table, pairs(), strict=True):
+        matrices = row["layers"] * row["width"] * row["item"] * (row["queries"] + row["keys"])
+        assert pair.bytes_before == matrices
+        assert pair.bytes_after == matrices * row["attentions"]
+        assert pair.checked == (row["checked"] == "yes")
+        assert (pair.before_stack, pair.after_stack) == (
+            row["before_stack"] or "",
+            row["after_stack"] or "",
+        )
+        stack = f" ({pair.after_stack})" if pair.after_stack else ""
+        assert pair.title == f"{pair.before} → {pair.after}{stack}"

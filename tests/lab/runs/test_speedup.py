@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from tests.lab.figures.making import logged
 from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run
 from wqk_lab.runs.descent import descent, smoothed
-from wqk_lab.runs.seeds import paired
+from wqk_lab.runs.outcomes import verdict
+from wqk_lab.runs.seeds import interval, paired
 from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
 
 STEPS = 100
@@ -276,3 +278,45 @@ def test_the_command_takes_another_loss_and_smoothing(tmp_path: Path) -> None:
         (pair,) = json.loads(printed)["comparisons"][0]["runs"]
         expected = [factor * smoothed(steps, curve, smoothing * STEPS)[-1] for curve in curves]
         assert [pair["baseline_loss"], pair["loss"]] == pytest.approx(expected)
+
+
+def test_the_table_of_the_command_is_that_of_the_comparison(tmp_path: Path) -> None:
+    """One line for each start, with the mean, its interval, p, and the step below a level."""
+    ends = {"random": (1.0, 1.2, 1.1), "symmetric": (0.8, 1.0, 1.05), "paired": (1.0, 1.2, 1.1)}
+    runs = []
+    for init, ends_of_start in ends.items():
+        for seed, end in enumerate(ends_of_start, start=1):
+            losses = np.interp(range(0, 401, 20), [0, 300, 400], [5, 2, end])
+            runs.append(train(tmp_path, losses, init, seed, 400, steps=400))
+    folders = [str(run.folder) for run in runs]
+    options = ("--smoothing", "0.1", "--below", "3")
+    shown = run("lab", "speedup", *folders, *options, width=160)
+    rows: dict[str, list[str]] = {}  # the first that begins with a word
+    for line in filter(str.strip, shown.stdout.splitlines()):
+        rows.setdefault(line.split()[0], line.split())
+    comparisons = speedups(runs, smoothing=0.1, level=3.0)
+    assert [comparison.start for comparison in comparisons] == ["symmetric", "paired"]
+    for comparison in comparisons:
+        difference, saved = (comparison.over_seeds(name) for name in ("difference", "saved"))
+        cells = [comparison.start, "3", *interval(difference, "+.3f").split()]
+        if difference.p is None:
+            cells += ["–", "–"]
+        else:
+            cells += [f"{difference.p:.2g}", f"{difference.detectable:.3f}"]
+        assert comparison.steps_later is not None
+        cells += interval(saved, "+.0%").split()
+        cells += interval(comparison.steps_later, "+.0f").split()
+        assert rows[comparison.start] == cells
+    text = " ".join(shown.stdout.split())
+    assert "Against random at step 400 of 400, seed by seed. Difference: held-out loss" in text
+    assert "(smoothed over 10% of the steps)" in text
+    assert "Below 3: steps later than the baseline." in text
+    assert verdict(comparisons[0]) in text
+    as_json = json.loads(run("lab", "speedup", "--json", *folders, *options).stdout)
+    assert (as_json["loss"], as_json["smoothing"]) == ("held-out", 0.1)
+    assert as_json["below"] == {each.name: first_below(each, 3.0) for each in runs}
+    first = as_json["comparisons"][0]
+    assert first["saved_over_seeds"] == asdict(comparisons[0].over_seeds("saved"))
+    assert first["difference_over_seeds"] == asdict(comparisons[0].over_seeds("difference"))
+    assert first["steps_later"] == asdict(comparisons[0].steps_later)
+    assert [each["seed"] for each in first["runs"]] == [1, 2, 3]
