@@ -169,7 +169,7 @@ def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_groups_that_do_not_overlap_have_wilsons_interval() -> None:
-    """Of the smaller group's members, all or none exceed the second group."""
+    """All or none of the smaller group's members exceed the second group."""
     low, high = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7, 0.8, 0.9]
     for first, second, share in ((high, low, 3), (low, high, 0)):
         estimate = separation(first, second)
@@ -237,5 +237,5 @@ def test_the_page_prints_each_claim_with_what_decides_it() -> None:
     counts: dict[str, int] = {}
     for each in page().values():
         counts[each.verdict] = counts.get(each.verdict, 0) + 1
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    assert lines[-1] == f"Of {len(page())} claims of the paper: {told}."
+    sentence = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    assert lines[-1] == f"Of {len(page())} claims of the paper: {sentence}."

@@ -121,7 +121,7 @@ def test_models_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_columns_of_an_update_are_those_of_dense_matrices() -> None:
-    """Of the layer, and of each of four heads, which share two keys."""
+    """Compare the layer, and each of four heads, which share two keys."""
     new = {name: value + 0.1 * DICE.normal(size=value.shape) for name, value in OLD.items()}
     before, after = Module(OLD, CONFIG), Module(new, CONFIG)
     pair = Pair("r", "converted", before, after)  # type: ignore[arg-type]

@@ -277,11 +277,11 @@ def test_random_matrices_are_compared_in_groups(monkeypatch: pytest.MonkeyPatch)
 def test_chunks_of_a_text_have_the_shares_of_their_counts() -> None:
     made = planted()
     text, block = made.text, made.subject.blocks.shape[-1]
-    for how in ("stream", "documents"):
-        pieces = counts.cut(text.documents, how, block)  # type: ignore[arg-type]
+    for cut in ("stream", "documents"):
+        pieces = counts.cut(text.documents, cut, block)  # type: ignore[arg-type]
         counted = counts.count_pairs(text.tokens, pieces, text.vocabulary_size, chunks=32)
         shares = counts.shares_above_one(counted, at_least=8)
-        sample = counts.MEASURES[how](made)
+        sample = counts.MEASURES[cut](made)
         np.testing.assert_array_equal(sample.values[:, 0], shares["entries"])
         np.testing.assert_array_equal(sample.details["mass"][:, 0], shares["mass"])
         assert (sample.unit, sample.layers) == ("chunks", ())

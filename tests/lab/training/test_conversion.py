@@ -371,7 +371,7 @@ def test_a_child_starts_over_from_the_same_weights_alone(begun, corpus, tmp_path
 
 
 def test_scores_of_a_conversion_are_those_of_its_forms(begun, corpus, tmp_path):
-    """Of each layer, and of their mean, against dense matrices."""
+    """Compare each layer, and their mean, with dense matrices."""
     before = Recipe.from_json(begun.recipe)
     recipe = continued(before, "parent-1", {"objective": "masked", "steps": 10})
     child = kept(tmp_path / "child-1", corpus, recipe, 0, 4, 10, scale=0.5)
@@ -405,11 +405,11 @@ def test_scores_of_a_conversion_are_those_of_its_forms(begun, corpus, tmp_path):
             last = form(step, layer)
             parts = (first + first.T) / 2, (first - first.T) / 2
             symmetric, skew = ((last * part).sum() / (part**2).sum() for part in parts)
-            rest = last - symmetric * parts[0] - skew * parts[1]
+            new = last - symmetric * parts[0] - skew * parts[1]
             norms = np.linalg.norm(last - first) / np.linalg.norm(first)
             scores = {"symmetry": symmetry(last), "change_symmetry": symmetry(last - first)}
             scores |= {"change_norm": norms, "kept_symmetric": symmetric, "kept_skew": skew}
-            scores |= {"new_symmetry": symmetry(rest)}
+            scores |= {"new_symmetry": symmetry(new)}
             expected.setdefault(step, []).append(scores)
             row = of_child.row(
                 by_predicate=(pl.col("step") == step) & (pl.col("layer") == layer), named=True

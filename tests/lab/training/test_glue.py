@@ -293,7 +293,7 @@ def test_runs_that_cannot_be_paired(encoder: Path, tmp_path: Path) -> None:
             by_start(runs)
 
 
-def by_hand(encoder: Path, data: SentenceTask, how: FineTuning, seed: int) -> list[float]:
+def by_hand(encoder: Path, data: SentenceTask, settings: FineTuning, seed: int) -> list[float]:
     """Predictions after a plain loop: AdamW, clipping, a linear schedule after 6 % of warmup."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -302,22 +302,24 @@ def by_hand(encoder: Path, data: SentenceTask, how: FineTuning, seed: int) -> li
         tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
 
         def logits_of(texts: Any) -> Any:
-            cut = {"padding": True, "truncation": True, "max_length": how.length}
+            cut = {"padding": True, "truncation": True, "max_length": settings.length}
             encoded = tokenizer([text for (text,) in texts], return_tensors="pt", **cut)
             return network(**encoded).logits
 
-        optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(
+            network.parameters(), settings.learning_rate, weight_decay=0.01
+        )
         count = len(data.train.labels)
-        steps = how.epochs * ((count + how.batch - 1) // how.batch)
+        steps = settings.epochs * ((count + settings.batch - 1) // settings.batch)
         warmup, done = int(0.06 * steps), 0
         rng = np.random.default_rng(seed)
-        for _ in range(how.epochs):
+        for _ in range(settings.epochs):
             order = rng.permutation(count)
-            for first in range(0, count, how.batch):
-                chosen = order[first : first + how.batch]
+            for first in range(0, count, settings.batch):
+                chosen = order[first : first + settings.batch]
                 rising, falling = done / max(warmup, 1), (steps - done) / (steps - warmup)
                 for group in optimizer.param_groups:
-                    group["lr"] = how.learning_rate * (rising if done < warmup else falling)
+                    group["lr"] = settings.learning_rate * (rising if done < warmup else falling)
                 logits = logits_of([data.train.texts[k] for k in chosen])
                 labels = torch.tensor([data.train.labels[k] for k in chosen])
                 if data.classes:
@@ -343,10 +345,10 @@ def test_fine_tuning_is_a_plain_loop(name: str, encoder: Path, tmp_path: Path) -
     whole = task(name, int if name == "mood" else lambda mood: 2.5 * mood)
     train = TaskSplit(whole.train.texts[:44], whole.train.labels[:44])
     data = SentenceTask(name, train, whole.validation, whole.classes)
-    how = FineTuning(epochs=3, learning_rate=2e-3, batch=7, length=8)
-    result = fine_tune(still, data, (3,), how)
+    settings = FineTuning(epochs=3, learning_rate=2e-3, batch=7, length=8)
+    result = fine_tune(still, data, (3,), settings)
     assert (result.model, result.task, result.seeds) == (str(still), name, (3,))
-    expected = judge(data, by_hand(still, data, how, 3))
+    expected = judge(data, by_hand(still, data, settings, 3))
     # Adam amplifies the rounding of small gradients.
     metrics = {metric: value for metric, (value,) in result.metrics.items()}
     assert metrics == pytest.approx(expected, abs=2e-3)
@@ -363,8 +365,8 @@ def test_two_models_are_compared_seed_by_seed() -> None:
 def test_the_command_fine_tunes_each_model_on_each_task(tmp_path, monkeypatch):
     calls: list[tuple[Any, ...]] = []
 
-    def pretended(model: str, data: SentenceTask, seeds: Any, how: FineTuning) -> TaskResult:
-        calls.append((model, data.name, list(seeds), how))
+    def pretended(model: str, data: SentenceTask, seeds: Any, settings: FineTuning) -> TaskResult:
+        calls.append((model, data.name, list(seeds), settings))
         accuracies = tuple({"a": 0.5, "b": 0.75}[model] + seed / 100 for seed in seeds)
         return TaskResult(model, data.name, tuple(seeds), {"accuracy": accuracies})
 
@@ -375,12 +377,14 @@ def test_the_command_fine_tunes_each_model_on_each_task(tmp_path, monkeypatch):
             write_mood(tmp_path / name / f"{split}.jsonl")
     lines = (tmp_path / "first/train.jsonl").read_text().splitlines()
     (tmp_path / "first/validation.jsonl").write_text("\n".join(lines[:40]))
-    own = write_mood(tmp_path / "own.jsonl")
-    options = ("--data", tmp_path, "--tasks", f"first,{own}", "--seeds", 2, "--batch", 3)
+    mood_file = write_mood(tmp_path / "own.jsonl")
+    options = ("--data", tmp_path, "--tasks", f"first,{mood_file}", "--seeds", 2, "--batch", 3)
     shown = run("lab", "glue", "a", "b", *options, "--epochs", 4, "--length", 9, width=150)
-    how = FineTuning(epochs=4, learning_rate=5e-5, batch=3, length=9)
+    settings = FineTuning(epochs=4, learning_rate=5e-5, batch=3, length=9)
     names = ("first", "first", "own", "own")
-    assert calls == [(model, name, [1, 2], how) for model, name in zip("abab", names, strict=True)]
+    assert calls == [
+        (model, name, [1, 2], settings) for model, name in zip("abab", names, strict=True)
+    ]
     rows = [line.split() for line in shown.stdout.splitlines()]
     first = read_task(tmp_path / "first")
     floor = baselines(first)
