@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +15,7 @@ import wqk
 from wqk.errors import UnknownFamily
 from wqk.families.family import families, parse_family
 from wqk.families.model_types import default_values, part_types
+from wqk.families.rules import TENSOR_KEYS, AttentionRule
 
 DATA = Path(wqk.__file__).parent / "families" / "data"
 
@@ -151,3 +154,100 @@ def test_stacks_are_called_as_their_tensors() -> None:
                 assert not rule.stack.startswith(wrong_stack), (family.name, rule.stack)
             sees_all = rule.kind == "self" and not (rule.causal or rule.causal_if)
             assert not sees_all or rule.stack != "decoder" or "decoder" in names + family.name
+
+
+# Tensors that are in the module of the queries, or in none of their modules.
+WITH_QUERIES = ("key", "value", "query_norm", "key_norm")
+
+
+def test_every_spelling_of_queries_has_other_tensors_beside_it() -> None:
+    """A file that calls queries otherwise has values, outputs and norms in the same place."""
+    lacking = []
+    for family in families().values():
+        for rule in family.attention:
+            queries = (*rule.query, *rule.fused)
+            layers = {name.partition("{layer}")[0] for name in queries}
+            modules = {name.rpartition(".")[0] for name in queries}
+            for role in () if rule.between else ("key", *TENSOR_KEYS):
+                names = getattr(rule, role)
+                if names and all("{layer}" in name for name in (*queries, *names)):
+                    layers_of_role = {name.partition("{layer}")[0] for name in names}
+                    lacking += [f"{family.name}: {role}"] * (not layers <= layers_of_role)
+                modules_of_role = {name.rpartition(".")[0] for name in names}
+                if role in WITH_QUERIES and not modules.isdisjoint(modules_of_role):
+                    lacking += [f"{family.name}: {role}"] * (not modules <= modules_of_role)
+    assert lacking == []
+
+
+def norms_of_inputs(rule: AttentionRule) -> bool:
+    return bool(rule.input_norm or rule.first_input_norm or rule.key_input_norm)
+
+
+# What all tables of a family have in common, and the families whose tables differ in it.
+COMMON: dict[str, tuple[Callable[[AttentionRule], Any], set[str]]] = {
+    "kind of the norms of inputs": (
+        lambda rule: rule.input_norm_kind if norms_of_inputs(rule) else None,
+        {
+            "cosmos3-edge",
+            "evolla-model",
+            "litgpt",
+            "megatron-core",
+            "mllama",
+            "musicgen",
+            "transformer-lens",
+        },
+    ),
+    "epsilon of the norms of inputs": (
+        lambda rule: rule.input_norm_epsilon if norms_of_inputs(rule) else None,
+        {"bridgetower", "transformer-lens"},
+    ),
+    "kind of the norms of queries": (
+        lambda rule: rule.norm if rule.query_norm else None,
+        {"litgpt", "megatron-core"},
+    ),
+    "norms of inputs": (
+        lambda rule: bool(rule.input_norm),
+        {
+            "blip-2-qformer",
+            "chameleon",
+            "d-fine",
+            "deberta-v2",
+            "diffusers-wan",
+            "grounding-dino",
+            "instructblip-qformer",
+            "instructblipvideo-qformer",
+            "lxmert",
+            "mask2former",
+            "pegasus-x",
+            "sam",
+            "siglip",
+            "siglip-vision",
+            "xclip",
+        },
+    ),
+    "values": (lambda rule: bool(rule.value or rule.fused), set()),
+    "outputs": (lambda rule: bool(rule.output), {"diffusers-flux"}),
+    "key heads": (lambda rule: bool(rule.key_heads), {"evolla-model", "gguf-vision", "mllama"}),
+    "scale": (lambda rule: rule.scale, {"groupvit-vision-model", "musicgen", "transformer-lens"}),
+    "order of rotary positions": (
+        lambda rule: rule.rotary and rule.rotary.order,
+        {"pixtral", "step3p5-vision", "transformer-lens"},
+    ),
+    "base of rotary positions": (lambda rule: rule.rotary and rule.rotary.base, {"nomic-bert"}),
+    "fraction of rotary positions": (
+        lambda rule: rule.rotary and rule.rotary.fraction,
+        {"nomic-bert"},
+    ),
+}
+
+
+@pytest.mark.parametrize("common", COMMON)
+def test_tables_of_a_family_differ_only_where_their_models_do(common: str) -> None:
+    value_of, differing = COMMON[common]
+    names = set()
+    for family in families().values():
+        values = [value_of(rule) for rule in family.attention if not rule.between]
+        known = [value for value in values if value is not None]
+        if any(value != known[0] for value in known):
+            names.add(family.name)
+    assert names == differing
