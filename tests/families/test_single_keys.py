@@ -325,3 +325,52 @@ def test_torchtitan_normalizes_inputs_queries_and_keys() -> None:
     (plan,) = wqk.open(Module(weights, config)).plans
     norms = (plan.query.input_norm, plan.query.norm, plan.key.norm)
     assert [norm and norm.gain[0].name for norm in norms] == list(gains)
+
+
+HUB_NUMBERS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "module", "names", "numbers"),
+    [
+        ("nanochat", "model.layers.{}.self_attn", "q_proj k_proj v_proj o_proj", HUB_NUMBERS),
+        (
+            "nanochat",
+            "transformer.h.{}.attn",
+            "c_q c_k c_v c_proj",
+            ("n_layer", "n_head", "n_kv_head"),
+        ),
+        ("torchtitan", "layers.{}.attention", "wq wk wv wo", HUB_NUMBERS),
+        ("torchtitan", "layers.{}.attention", "wq wk wv wo", ("n_layers", "n_heads", "n_kv_heads")),
+    ],
+)
+def test_numbers_are_read_under_every_name(
+    model_type: str, module: str, names: str, numbers: tuple[str, str, str]
+) -> None:
+    """Three layers are stored, of which the configuration counts two."""
+    weights, tensors_by_layer = {}, []
+    for layer in range(3):
+        tensors = [f"{module.format(layer)}.{name}.weight" for name in names.split()]
+        weights |= arrays(tensors[0], tensors[3], rows=16, columns=16)
+        weights |= arrays(*tensors[1:3], rows=8, columns=16)
+        tensors_by_layer.append(tensors)
+    config = {"model_type": model_type, **dict(zip(numbers, (2, 4, 2), strict=True))}
+    plans = wqk.open(Module(weights, config)).plans
+    assert [(plan.query.heads, plan.key.heads) for plan in plans] == [(4, 2), (4, 2)]
+    for plan, tensors in zip(plans, tensors_by_layer[:2], strict=True):
+        sides = (plan.query, plan.key, plan.value, plan.output)
+        assert [side and side.tensor for side in sides] == tensors
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [("n_layer", "n_head", "rotary_emb_base"), (*HUB_NUMBERS[:2], "rope_theta")],
+)
+def test_settings_of_nomic_bert_are_read_under_both_names(numbers: tuple[str, str, str]) -> None:
+    names = [f"encoder.layers.{layer}.attn.Wqkv.weight" for layer in range(3)]
+    config = {"model_type": "nomic_bert", **dict(zip(numbers, (2, 4, 500.0), strict=True))}
+    plans = wqk.open(Module(arrays(*names, rows=48, columns=16), config)).plans
+    assert [plan.query.heads for plan in plans] == [4, 4]
+    for plan in plans:
+        assert plan.rotary is not None
+        np.testing.assert_allclose(plan.rotary.frequencies, [1.0, 500.0**-0.5])
