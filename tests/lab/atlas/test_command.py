@@ -86,5 +86,6 @@ def test_a_list_has_a_line_for_each_model() -> None:
     row = published().filter(name="BERT-base").row(0, named=True)
     scores = f"{spread(row, 'symmetry')} {spread(row, 'directionality')}"
     assert f"BERT-base {row['model']} encoder {scores}" in lines
+    assert "\n BERT-base " in shown  # names begin in the first column
     flagged = all_published().filter(pl.col("flags").list.len() > 0)["name"].to_list()
     assert names("--flagged") == flagged

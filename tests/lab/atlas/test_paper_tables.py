@@ -121,3 +121,17 @@ def test_wrong_requests(arguments: dict[str, object], message: str) -> None:
         arguments = arguments | {"own": layers([0.1], [0.1])}
     with pytest.raises((TableError, UnknownName), match=message):
         paper_table(**arguments)  # type: ignore[arg-type]
+
+
+def test_names_and_ranges_of_tables_are_aligned_as_text() -> None:
+    for scores in (None, layers([0.5], [0.1])):  # of no model of the table
+        lines = paper_table("tableS2", own=scores).splitlines()
+        assert f"| {' | '.join(2 * [':--', '--:', ':--'])} |" in lines
+    mine = layers([0.5], [0.1], checkpoint="google-bert/bert-base-uncased")
+    cells = [":--", "--:", ":--", "--:", ":--"]
+    lines = paper_table("tableS3", own=mine).splitlines()
+    assert f"| {' | '.join(2 * cells)} |" in lines
+    headings = ["Model", "Median", "Interquartile range", "Own median", "Own range"]
+    assert f"| {' | '.join(2 * headings)} |" in lines
+    result = TrainingResult("small", "x", "random", 2.0)
+    assert "| :-- | --: | --: | --: |" in paper_table("table1", own=[result]).splitlines()

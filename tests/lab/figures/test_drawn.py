@@ -569,3 +569,12 @@ def test_tails_are_lines_over_layers_with_the_interval_of_the_first() -> None:
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("layer", "ln(Var‖column‖ / Var‖row‖)")
     formatter = axis.xaxis.get_major_formatter()
     assert [formatter(place, 0) for place in (0, 1, 2)] == ["3", "7", ""]
+
+
+def test_names_of_curves_that_end_together_are_both_written(tmp_path: Path) -> None:
+    """Numbers of layers are left out where there is no room; names of models are not."""
+    runs = [make_run(tmp_path / mode, mode=mode, layers=1) for mode in STACK_COLORS]
+    axis = draw("fig3", Sources(tuple(runs))).axes[0]
+    first, second = curves(axis)
+    assert points(first) == points(second)
+    assert set(STACK_COLORS) <= {text.get_text() for text in axis.texts}

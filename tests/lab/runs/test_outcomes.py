@@ -12,7 +12,8 @@ from tests.lab.figures.making import logged, make_run
 
 import wqk.reporting.report
 from wqk.tables.run import Run
-from wqk_lab.runs.outcomes import results
+from wqk_lab.runs.outcomes import is_uninformative, results
+from wqk_lab.runs.seeds import Paired
 
 
 def started(folder: Path, init: str, seed: int, saving: float) -> Run:
@@ -66,3 +67,22 @@ def test_a_report_tells_what_packages_find(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(wqk.reporting.report, "entry_points", lambda group: [entry_point])
     section = wqk.reporting.report.runs_section([make_run(tmp_path / "a")])
     assert "<li>1 runs &amp; more</li>" in section
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-1.0, 1.0, False),
+        (-1.01, 0.5, True),
+        (-0.5, 1.01, True),
+        (0.0, 1.01, True),
+        (-1.01, 0.0, True),
+        (0.01, 1.5, False),
+        (-1.5, -0.01, False),
+    ],
+)
+def test_an_interval_beyond_what_can_be_has_no_news(
+    low: float, high: float, expected: bool
+) -> None:
+    """Unless the interval excludes zero; speed-ups lie from −1 to 1, these included."""
+    assert is_uninformative(Paired(3, 0.1, low, high)) == expected

@@ -166,6 +166,7 @@ def test_a_dry_run_has_a_row_for_each_pair() -> None:
         name = "" if pair.checked else " unchecked"
         cells = (pair.title, pair.recipe, pair.relation, signs[pair.expected], amount)
         assert " ".join(" ".join(cells).split()) + name in lines
+    assert all(f"\n {pair.title} " in result.stdout for pair in pairs())
     unchecked = sum(not pair.checked for pair in pairs())
     assert f"{unchecked} have a name that no page confirmed" in result.stderr
     listed = json.loads(run("lab", "pairs", "--dry-run", "--json").stdout)["pairs"]

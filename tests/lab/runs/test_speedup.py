@@ -307,6 +307,7 @@ def test_the_table_of_the_command_is_that_of_the_comparison(tmp_path: Path) -> N
         cells += interval(saved, "+.0%").split()
         cells += interval(comparison.steps_later, "+.0f").split()
         assert rows[comparison.start] == cells
+        assert f"\n {comparison.start} " in shown.stdout  # names begin in the first column
     text = " ".join(shown.stdout.split())
     assert "Against random at step 400 of 400, seed by seed. Difference: held-out loss" in text
     assert "(smoothed over 10% of the steps)" in text

@@ -377,6 +377,10 @@ def test_how_far_runs_are_and_what_they_lack(tmp_path: Path) -> None:
         append_lines(trial.folder / METRICS, {"step": step, "seconds": seconds})
     expected = flops(second.recipe, 11) / 5.0
     assert measured_speed([first, second, third]) == pytest.approx(expected)
+    # What is left: all of the first, a step of the third; of a run past its goal, nothing.
+    assert flops_left([first, second, third]) == flops(first.recipe, 7)
+    append_lines(third.folder / METRICS, {"step": 9, "seconds": 1.0})
+    assert flops_left([third]) == 0
 
 
 def test_a_dry_run_says_how_long_the_rest_takes(tmp_path: Path) -> None:
@@ -392,6 +396,7 @@ def test_a_dry_run_says_how_long_the_rest_takes(tmp_path: Path) -> None:
     rows = [line.split() for line in shown.stdout.splitlines()]
     assert ["a-1", "5000", "20000", "begun"] in rows
     assert ["b-1", "0", "20000", "to", "do"] in rows
+    assert sum(line.startswith((" a-1 ", " b-1 ")) for line in shown.stdout.splitlines()) == 2
     rate = flops(first.recipe, 5_000) / 900 / 1e12
     left = flops(second.recipe, 35_000)
     hours = 900 * 7 / 3600  # seven times as many steps as the first run took in 900 s

@@ -394,6 +394,7 @@ def test_the_command_fine_tunes_each_model_on_each_task(tmp_path, monkeypatch):
     assert line == ["first", "accuracy", *cells, *means.split()]
     headings = "task metric majority bag of words a b difference p detectable"
     assert headings.split() in rows
+    assert all(f"\n {name} " in shown.stdout for name in ("first", "own"))
     left_out = f"first: {first.shared} training rows are left out, since validation has them"
     assert first.shared > 0
     assert left_out in shown.stderr

@@ -81,6 +81,13 @@ def test_a_model_is_as_large_as_its_recipe_and_vocabulary() -> None:
     assert (config.vocab_size, config.pad_token_id) == (VOCABULARY, 0)
     assert (config.max_position_embeddings, config.hidden_act) == (16, "gelu")
     assert config.layer_norm_eps == 1e-12
+    assert (config.use_cache, config.is_decoder, config.type_vocab_size) == (False, False, 2)
+    decoder = tiny_model(dropout=0.25, initial_std=0.5, mode="decoder").config
+    dropouts = (decoder.hidden_dropout_prob, decoder.attention_probs_dropout_prob)
+    assert (*dropouts, decoder.initializer_range) == (0.25, 0.25, 0.5)
+    assert (decoder.use_cache, decoder.is_decoder, decoder.type_vocab_size) == (False, True, 1)
+    assert not tiny_model("gpt2", mode="decoder").config.use_cache
+    assert tiny_model(vocabulary_multiple=7).config.vocab_size == 42
     pre = tiny_model().config
     assert (pre.model_type, pre.max_position_embeddings) == ("roberta-prelayernorm", 17)
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.command import run
 from tests.lab.training import making
 from tests.lab.training.making import flags
 
-from wqk.tables.run import create_run, open_run
+from wqk._console import counted
+from wqk._files import append_lines
+from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk_lab.cli.train import summary
+from wqk_lab.training.conversion import continued
 from wqk_lab.training.corpus import TokenStore
-from wqk_lab.training.recipe import Recipe, make_recipe
+from wqk_lab.training.progress import TrainingProgress
+from wqk_lab.training.recipe import SIZES, Recipe, make_recipe
 
 MISTAKES = [
     (["--heads", "3", "--width", "16"], "divisible by the number of heads"),
@@ -187,11 +193,83 @@ def test_interrupted_it_promises_what_there_is(begun, where, tmp_path, monkeypat
 
 
 def test_idle_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from wqk_lab.cli.train import summary
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert "3 more GPUs idle: torchrun uses all" in summary(make_recipe())
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert "idle" not in summary(make_recipe())
+
+
+def test_a_run_is_a_line_for_each_held_out_loss_and_an_outcome(where, tmp_path, monkeypatch):
+    """A process that only pretends to train passes on what a run would."""
+    options: dict[str, Any] = {}
+
+    def train(recipe: Recipe, corpus: Path, folder: Path, **chosen: Any) -> Run:
+        options.update(chosen, corpus=corpus)
+        tell = chosen["on_progress"]
+        tell(TrainingProgress(0, 7, None, 3.5, None, True, 0.25))
+        tell(TrainingProgress(3, 7, 2.75, 3.5, 1234.0, False, 0.25))
+        tell(TrainingProgress(7, 7, 2.5, 2.625, 24_000.0, True, None))
+        run = create_run(folder, {"recipe": recipe.to_json()})
+        for line in (
+            {"step": 0, "held_out_loss": 3.5},
+            {"step": 7, "loss": 2.5, "tokens": 8192, "seconds": 75.4, "held_out_loss": 2.625},
+        ):
+            append_lines(run.folder / METRICS, line)
+        return run
+
+    monkeypatch.setattr("wqk_lab.training.training.train", train)
+    size = {"layers": 1, "width": 32, "heads": 2, "batch": 3, "accumulation": 5, "block": 9}
+    done = wqk_train(*flags(**size, steps=7), *where, "--report-to", "tensorboard", "--stop", "5")
+    assert options["report_to"] == ("tensorboard",)
+    assert (options["stop"], options["resume"], options["parent"]) == (5, False, None)
+    lines = done.stderr.splitlines()
+    rate = make_recipe(**size, steps=7).learning_rate
+    assert lines[0] == (
+        "encoder (masked), 1 layer, width 32, 2 heads, init random, 7 steps of 15 × 9 tokens, "
+        f"learning rate {rate:g}, seed 1, float32 on {counted(torch.get_num_threads(), 'thread')}"
+    )
+    assert lines[1:] == [
+        "step 0/7: held out 3.500, symmetry 0.25",
+        "step 7/7: loss 2.500, held out 2.625, 24,000 tokens/s",
+    ]
+    folder = tmp_path / "run"
+    assert done.stdout.splitlines() == [
+        f"{folder}: 7 steps, 8,192 tokens in 0:01:15; held-out loss 3.500 → 2.625 nats",
+        f"next: wqk scan {folder}, or wqk lab figure updates {folder}",
+    ]
+
+
+def test_a_line_names_a_configuration_a_penalty_and_a_parent() -> None:
+    penalty = {"penalty": "skew", "penalty_weight": 0.1}
+    own_model = make_recipe(config={"model_type": "bert"}, init="symmetric", **penalty)
+    line = summary(own_model)
+    assert "a model of type bert, init symmetric, penalty skew" in line
+    child = continued(make_recipe(mode="decoder", seed=4), "decoder-4", {"mode": "encoder"})
+    line = summary(child)
+    assert line.startswith("encoder (causal), 4 layers, width 256, 4 heads, from decoder-4, ")
+    assert "seed 4" in line
+
+
+def test_what_cannot_be_begun_is_a_usage_error(where: list[str], tmp_path: Path) -> None:
+    refused = wqk_train("--resume", "--from", tmp_path, *where, exits=2)
+    assert "--resume knows what a run continues; leave out --from." in refused.stderr
+    refused = wqk_train(*where[2:], exits=2)
+    assert "Missing option '--corpus'" in refused.stderr
+
+
+def test_a_resumed_run_takes_its_own_recipe_but_for_what_is_given(tmp_path, monkeypatch):
+    """A value that differs from the run's own reaches the function, which refuses it."""
+    recipe = make_recipe(steps=9, seed=3)
+    create_run(tmp_path / "run", {"recipe": recipe.to_json()})
+    resumed: list[tuple[Recipe, bool]] = []
+
+    def train(recipe: Recipe, corpus: Any, folder: Path, **chosen: Any) -> None:
+        resumed.append((recipe, chosen["resume"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wqk_lab.training.training.train", train)
+    folder = ("-o", tmp_path / "run", "--resume")
+    for options in ((), ("--size", "base"), ("--preset", "paper"), ("--seed", "3")):
+        wqk_train(*folder, *options, exits=130)
+    expected = [recipe, replace(recipe, **SIZES["base"]), replace(recipe, preset="paper"), recipe]
+    assert resumed == [(each, True) for each in expected]
