@@ -49,35 +49,40 @@ GUESSES = (
     _guess(
         call="wqk.scan(ref)",
         command=_SCAN,
-        names="analyse analyze compute evaluate measure run score score_model scores stats",
+        names="compute evaluate measure run score_model stats",
     ),
     _guess(
         call="wqk.explain(ref)",
         command=_EXPLAIN,
-        names="cat config describe dtypes info inspect keys ls modules parameters params shapes "
-        "summary tensors tree weights",
+        names="cat config dtypes keys modules parameters params shapes tensors tree weights",
     ),
     _guess(
         call="wqk.same(reference, candidate)",
         command="wqk same REFERENCE CANDIDATE compares two checkpoints, and with --repair FOLDER "
         "it writes a repaired copy",
-        names="allclose check_conversion conversion convert equal equals is_same repair similarity",
+        names="allclose conversion convert equal equals similarity",
+    ),
+    _guess(
+        call="wqk.same(reference, candidate, repair=folder)",
+        command="wqk same REFERENCE CANDIDATE --repair FOLDER writes a repaired copy",
+        names="fix repair",
     ),
     _guess(
         call="wqk.same(reference, candidate), or wqk.diff(reference, candidate)",
-        command="wqk same REFERENCE CANDIDATE finds what a conversion did, and wqk diff A B "
-        "measures how far apart two models are; wqk scan A B puts their scores side by side",
+        command="expected wqk same A B, if B should equal A, as after a conversion; "
+        "wqk diff A B, for how far B moved from A, as in training; "
+        "or wqk scan A B, for the scores of both",
         names="compare compare_models compare_runs",
     ),
     _guess(
         call="wqk.diff(reference, candidate)",
         command="wqk diff A B measures how far apart the forms of two checkpoints are",
-        names="changes delta difference distance",
+        names="distance",
     ),
     _guess(
         call="wqk.kin(reference, candidate)",
         command="wqk kin A B finds out whether two checkpoints are related",
-        names="fingerprint lineage parent related",
+        names="fingerprint kinship parent",
     ),
     _guess(
         call="wqk.verify(ref)",
@@ -104,12 +109,12 @@ GUESSES = (
     _guess(
         call="wqk.tokens(ref, layer, head)",
         command="wqk tokens REF --layer L --head H shows the tokens that a head matches",
-        names="directions logit_lens token_pairs top_tokens vocabulary",
+        names="directions logit_lens vocabulary",
     ),
     _guess(
         call="wqk.compose(ref)",
         command="wqk compose REF finds the heads that read what earlier heads write",
-        names="all_composition_scores circuits composition composition_scores induction",
+        names="circuits induction",
     ),
     _guess(
         call="wqk.survey(refs, out=folder)",
@@ -120,9 +125,9 @@ GUESSES = (
     _guess(
         call="wqk.read_table(path)",
         command=_REPORT,
-        names="load_scores load_table read_csv read_parquet table_file",
+        names="table_file",
     ),
-    _guess(call="wqk.join(tables)", command="", names="concat merge"),
+    _guess(call="wqk.join(tables)", command="", names="merge"),
     _guess(
         call='wqk.initialize_(model, "symmetric")',
         command='initial weights are set in Python: wqk.initialize_(model, "symmetric")',
@@ -135,30 +140,83 @@ GUESSES = (
         names="clip muonclip qk_clip qk_clip_ qkclip",
     ),
     _guess(
-        call="wqk.Clipper(model, limit)",
-        command="",
-        names="MuonClip QKClip QKClipper QkClip",
-    ),
-    _guess(
-        call="wqk.attention_matrices(model, batch)",
+        call="",
         command="attention weights are computed in Python: wqk.attention_matrices(model, batch)",
         names="attention_maps attention_patterns attention_weights attentions get_attention",
     ),
     _guess(
         call="wqk.label_heads(model)",
         command="heads are labeled in Python: wqk.label_heads(model)",
-        names="detect_heads head_detector head_labels induction_heads previous_token_heads",
+        names="induction_heads previous_token_heads",
     ),
-    _guess(call="wqk.symmetry(query, key)", command=_SCAN, names="sym symmetry_of symmetry_score"),
     _guess(
-        call="wqk.directionality(query, key)",
-        command=_SCAN,
-        names="direction directional directionality_score",
+        call="",
+        command="heads are labeled in Python: wqk.label_heads(model)",
+        names="detect_heads head_detector head_labels label label_heads",
+    ),
+    _guess(
+        call="",
+        command="wqk scan REF scores a checkpoint; the page Definitions has the formulas",
+        names="definition definitions directionality formula formulas symmetry",
+    ),
+    _guess(call="wqk.symmetry(query, key)", command=_SCAN, names="symmetric"),
+    _guess(call="wqk.directionality(query, key)", command=_SCAN, names="direction directional"),
+    _guess(
+        call='wqk.scan(ref, measures=["ceiling"])',
+        command="wqk scan REF --ceiling adds the largest score that any input can produce",
+        names="bound bounds ceiling ceilings logit_bound max_logit",
+    ),
+    _guess(
+        call='wqk.scan(ref, measures=["spectrum"])',
+        command="wqk scan REF --spectrum adds measures of singular values and eigenvalues",
+        names="spectra spectrum",
+    ),
+    _guess(
+        call="form.eigenvalues(), form.svd() or form.norm of form = wqk.open(ref)[layer, head]",
+        command="wqk scan REF --spectrum has measures of them; in Python, "
+        "wqk.open(ref)[layer, head] has svd(), singular_values() and eigenvalues()",
+        names="eig eigen eigenvalue eigenvalues eigs norm norms rank singular singular_values "
+        "singularvalues svd svdvals",
+    ),
+    _guess(
+        call="wqk.open(ref)[layer, head].numpy()",
+        command="in Python, wqk.open(ref)[layer, head].numpy() is the matrix of a head; "
+        "wqk scan REF -o FILE.csv writes the scores",
+        names="dump export extract form forms matrices matrix save to_numpy w_qk write",
+    ),
+    _guess(
+        call="wqk.coupling(wqk.open(ref)[layer])",
+        command="wqk show REF --layer L --coupling draws how the heads of a layer couple",
+        names="cosine cosine_similarity head_similarity",
+    ),
+    _guess(
+        call="wqk.scan(folder), or wqk.open_run(folder)",
+        command="wqk scan RUN scores all steps in the folder of a run; "
+        "wqk scan REF --revision R --revision S those of a Hub id",
+        names="checkpoints dynamics evolution history steps timeline trajectories trajectory "
+        "trajectory_of",
+    ),
+    _guess(
+        call="",
+        command="logits of a text are computed in Python: wqk.logits(model, batch); "
+        "wqk scan REF --ceiling has their largest value for any input",
+        names="logits max_logits maxlogits",
+    ),
+    _guess(
+        call='wqk.scan(ref)["symmetry_null"], or wqk.symmetry_null(query, key)',
+        command="wqk scan REF --full prints what chance gives",
+        names="baseline chance expected expected_symmetry null random random_baseline",
+    ),
+    _guess(
+        call="print(wqk.scan(ref)), which ranks the checkpoint among published ones",
+        command="wqk scan REF ranks a checkpoint among published ones; wqk lab atlas has their "
+        "scores",
+        names="percentile percentiles rank_among typical typical_scores",
     ),
     _guess(
         call="wqk.BilinearForm(query, key)",
         command="",
-        names="FactoredMatrix Form LowRank QKForm form get_qk qk_matrix",
+        names="FactoredMatrix Form LowRank QKForm get_qk qk_matrix",
     ),
     _guess(
         call="wqk.Block: wqk.open(ref)[layer]", command="", names="Attention block get_layer heads"
@@ -206,7 +264,7 @@ GUESSES = (
     _guess(
         call="",
         command="the page of commands has the line for your shell's start-up file",
-        names="completion completions install-completion",
+        names="completion completions install_completion",
     ),
     _guess(call="", command="wqk scan REF --out scores.tex writes LaTeX", names="latex tex"),
     _guess(call="", command="wqk --version prints the version", names="version"),
@@ -214,7 +272,7 @@ GUESSES = (
         call="",
         command="the page Models lists the model types; wqk explain REF shows what is found in "
         "one checkpoint",
-        names="architectures families list-models models supported",
+        names="architectures families list_models models supported",
     ),
     _guess(
         call="",
@@ -222,7 +280,7 @@ GUESSES = (
         names="dequantize prune quantize",
     ),
     _guess(
-        call="",
+        call="wqk.report(table, path), whose page has the BibTeX entry",
         command="the BibTeX entry is on the page How to cite, and in every report",
         names="bibtex citation cite",
     ),
@@ -245,8 +303,27 @@ GUESSES = (
 
 # The call of Python and the clause for the command that a guessed name leads to.
 CALLS = {name: guess.call for guess in GUESSES if guess.call for name in guess.names}
+# The same for objects, on which people also look for functions by their own names.
+METHOD_CALLS = CALLS | {
+    "compose": "wqk.compose(ref)",
+    "coupling": "wqk.coupling(model[layer])",
+    "diff": "wqk.diff(reference, candidate)",
+    "explain": "wqk.explain(ref)",
+    "kin": "wqk.kin(reference, candidate)",
+    "logits": "wqk.logits(model, batch)",
+    "parts": "wqk.parts(ref, text)",
+    "same": "wqk.same(reference, candidate)",
+    "scan": "wqk.scan(ref)",
+    "show": "wqk.show(ref, layer, head)",
+    "survey": "wqk.survey(refs, out=folder)",
+    "tokens": "wqk.tokens(ref, layer, head)",
+    "verify": "wqk.verify(ref)",
+}
 COMMANDS = {
-    name.lower(): guess.command for guess in GUESSES if guess.command for name in guess.names
+    name.lower().replace("-", "_"): guess.command
+    for guess in GUESSES
+    if guess.command
+    for name in guess.names
 }
 
 
@@ -297,11 +374,6 @@ OPTION_GUESSES = (
         "--csv and --json print these formats, and there is no other",
     ),
     _option_guess(
-        "--head",
-        "--details",
-        "--heads scores all heads, and wqk show REF --layer L --head H shows one head",
-    ),
-    _option_guess(
         "--output --output-file --output-dir --outfile --outdir --save --save-to --write --dest "
         "--file --export -w -d",
         "--out --picture",
@@ -310,6 +382,17 @@ OPTION_GUESSES = (
         "--plot --figure --fig --png --pdf --svg --image --img --draw --chart --save-plot "
         "--visualize --heatmap -p",
         "--picture --out",
+    ),
+    _option_guess(
+        "--quiet --silent -q -s",
+        "--tolerance --matches --seed",
+        ">/dev/null leaves only the exit status",
+    ),
+    _option_guess(
+        "--code --print-code --show-code --show-fix --patch --script --diff",
+        "--repair",
+        "the code of the repair is printed with the result, --json has it under repair, and "
+        "--repair FOLDER writes the repaired checkpoint",
     ),
     _option_guess(
         "--quiet --silent --no-progress -q -s",
@@ -340,11 +423,6 @@ OPTION_GUESSES = (
         "--sort prints the largest values first; --csv prints all rows for other orders",
     ),
     _option_guess("--sort --sort-by --order-by", "--csv", "sort the rows of --csv"),
-    _option_guess(
-        "--where --filter --query",
-        "--sort",
-        "--sort COLUMN --top N prints the largest, and --csv all rows to filter",
-    ),
     _option_guess("--where --filter --query", "--csv", "filter the rows of --csv"),
     _option_guess("--columns --column --select --fields", "--csv", "--csv prints all columns"),
     _option_guess("--no-color --no-colour --color", advice="set NO_COLOR=1 in the environment"),
@@ -364,12 +442,40 @@ OPTION_GUESSES = (
     _option_guess("--k --q --v --side", "--kind", "--kind k chooses the side: q, k, v or all"),
     _option_guess("--map --heat-map --matrix", "--matrix --picture"),
     _option_guess("--rev --branch --commit --tag", "--revision"),
-    _option_guess("--config --architecture --arch --model-type", "--family"),
+    _option_guess(
+        "--config",
+        "--family",
+        "config.json is read from the folder of the weights; --family NAME|FILE.toml describes "
+        "other tensors",
+    ),
+    _option_guess("--architecture --arch --model-type", "--family"),
+    _option_guess(
+        "--check --baseline --compare --fail-above --fail-if --fail-on --max-change --assert",
+        advice="wqk same REFERENCE CANDIDATE --tolerance X exits with 1 if two checkpoints differ",
+    ),
+    _option_guess(
+        "--wandb --wandb-project --tensorboard --logdir --log --mlflow --log-to",
+        advice="the scores go to loggers in Python: wqk.ScoreCallback(folder).attach(trainer); "
+        "Monitor(model)(step) returns those of a step",
+    ),
+    _option_guess(
+        "--dtype --precision --fp32 --float32 --half",
+        advice="weights are read in their stored number type and scored in float32 or float64",
+    ),
+    _option_guess(
+        "--list",
+        "--published",
+        "the figures are fig2, fig3 and s1 to s5, the tables table1, tableS2 and tableS3",
+    ),
+    _option_guess("--latex", "--published", "--out FILE.tex writes a table as LaTeX"),
+    _option_guess(
+        "--typical --atlas --percentile",
+        advice="wqk scan REF ranks a checkpoint among published ones",
+    ),
     _option_guess("--num-heads --n-heads --n-head --num-attention-heads", "--heads-per-layer"),
     _option_guess("--kv-heads --num-kv-heads --num-key-value-heads", "--key-heads"),
     _option_guess("--interval --poll --refresh --sleep", "--every"),
     _option_guess("--last --stop --end --max-steps", "--until"),
-    _option_guess("--once", "--until", "wqk scan RUN scores the steps of a run and ends"),
     _option_guess(
         "--csv --json", "--until", "the scores are written to DIR/wqk-scores; wqk scan RUN prints"
     ),

@@ -7,12 +7,36 @@ advice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# Verbs that are also functions, by their synonyms.
+_VERBS_AND_FUNCTIONS = {
+    **dict.fromkeys(("describe", "info", "inspect", "ls", "summary"), "explain"),
+    **dict.fromkeys(("analyse", "analyze", "score", "scores"), "scan"),
+    **dict.fromkeys(("composition", "composition_scores"), "compose"),
+    **dict.fromkeys(("lineage", "related"), "kin"),
+    **dict.fromkeys(("changes", "delta", "difference"), "diff"),
+    **dict.fromkeys(("token_pairs", "top_tokens"), "tokens"),
+}
 
 # Functions of the package, by their synonyms.
 FUNCTIONS = {
-    **dict.fromkeys(("from_pretrained", "load", "load_model", "open_model"), "open"),
+    **_VERBS_AND_FUNCTIONS,
+    **dict.fromkeys(("from_pretrained", "load", "load_checkpoint", "load_model"), "open"),
+    "open_model": "open",
     "max_logits": "logits",
+    "all_composition_scores": "compose",
+    **dict.fromkeys(("load_scores", "load_table", "read_csv", "read_parquet"), "read_table"),
+    **dict.fromkeys(("concat", "join_tables"), "join"),
+    **dict.fromkeys(("is_same", "check_conversion"), "same"),
+    **dict.fromkeys(("sym", "symmetry_of", "symmetry_score"), "symmetry"),
+    "directionality_score": "directionality",
+    **dict.fromkeys(("attention_maps", "attention_patterns"), "attention_matrices"),
+    **dict.fromkeys(("attention_weights", "attentions", "get_attention"), "attention_matrices"),
+    **dict.fromkeys(("detect_heads", "head_detector", "head_labels"), "label_heads"),
+    **dict.fromkeys(("head_coupling", "couplings"), "coupling"),
+    **dict.fromkeys(("QKClip", "QKClipper", "QkClip", "MuonClip"), "Clipper"),
 }
 
 
@@ -31,13 +55,14 @@ PANDAS = frozenset(
         "nsmallest",
         "pivot_table",
         "query",
-        "sort_values",
     ]
 )
 # Of these, the methods that compute one result of several rows.
 PANDAS_AGGREGATES = frozenset(
     ["agg", "aggregate", "boxplot", "corr", "describe", "groupby", "hist", "pivot_table"]
 )
+# And the methods that choose rows by their rank.
+PANDAS_RANKINGS = frozenset(["nlargest", "nsmallest"])
 # Attributes of polars' frames that a table has by way of its frame.
 POLARS = (
     "columns",
@@ -46,7 +71,6 @@ POLARS = (
     "head",
     "schema",
     "select",
-    "sort",
     "tail",
     "to_dicts",
     "to_numpy",
@@ -54,21 +78,26 @@ POLARS = (
 )
 
 # Attributes that stand for a synonym, by the class of their owner. Classes that inherit from the
-# owner have the same synonyms. A dot leads to an attribute of the attribute.
+# owner have the same synonyms. A dot leads to an attribute of the attribute, parentheses call it.
 ATTRIBUTES: dict[str, Mapping[str, str]] = {
     "Table": {
-        "df": "frame",
+        **dict.fromkeys(("df", "data"), "frame"),
+        "json": "_to_json",
         "to_csv": "_to_csv",
         "to_json": "_to_json",
         "to_latex": "_to_latex",
         "to_markdown": "_to_markdown",
         "to_parquet": "write",
         "save": "write",
+        "sort": "_sort",
+        "sort_values": "_sort_values",
+        "where": "filter",
         "to_polars": "frame.clone",
         **{name: f"frame.{name}" for name in POLARS},
     },
     "Result": {
         "df": "frame",
+        "json": "_to_json",
         "to_csv": "_to_csv",
         "to_json": "_to_json",
         "to_pandas": "frame.to_pandas",
@@ -78,13 +107,20 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         **dict.fromkeys(("n_layers", "num_layers", "num_hidden_layers"), "_layer_count"),
         **dict.fromkeys(("n_heads", "num_heads", "num_attention_heads"), "_head_count"),
         **dict.fromkeys(("n_key_value_heads", "num_key_value_heads"), "_key_head_count"),
+        **dict.fromkeys(("n_kv_heads", "num_kv_heads", "n_key_heads"), "_key_head_count"),
+        **dict.fromkeys(("d_model", "hidden_size", "n_embd", "width"), "_width"),
+        **dict.fromkeys(("d_head", "head_dim", "head_width"), "_head_width"),
+        **dict.fromkeys(("architecture", "model_type"), "_model_type"),
         "blocks": "layers",
         "config": "checkpoint.config",
+        "dtype": "_dtype",
     },
     "Block": {
         **dict.fromkeys(("qk", "W_qk", "W_QK"), "form"),
         **{name: f"form.{name}" for name in ("directionality", "norm", "symmetry")},
-        **dict.fromkeys(("n_heads", "num_heads"), "head_count"),
+        **dict.fromkeys(("n_heads", "num_heads", "num_attention_heads"), "head_count"),
+        **dict.fromkeys(("n_kv_heads", "num_key_value_heads", "num_kv_heads"), "key_head_count"),
+        **{name: f"form.{name}" for name in ("plot", "svd")},
         **dict.fromkeys(("OV", "W_OV"), "ov"),
         "W_Q": "heads.query",
         "W_K": "heads.key",
@@ -92,23 +128,36 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
     "Head": {
         **dict.fromkeys(("QK", "W_QK"), "qk"),
         **dict.fromkeys(("OV", "W_OV"), "ov"),
-        **dict.fromkeys(("W_V", "W_v"), "ov.query"),
-        **dict.fromkeys(("W_O", "W_o"), "ov.key.T"),
+        **dict.fromkeys(("W_V", "W_v", "v"), "ov.query"),
+        **dict.fromkeys(("W_O", "W_o", "o"), "ov.key.T"),
     },
     "BilinearForm": {
-        **dict.fromkeys(("W_Q", "W_q"), "query"),
-        **dict.fromkeys(("W_K", "W_k"), "key"),
-        "antisymmetric_part": "skew_part",
-        "eigvals": "eigenvalues",
-        "frobenius_norm": "norm",
-        "svdvals": "singular_values",
-        "to_dense": "dense",
-        "to_numpy": "numpy",
-        "todense": "dense",
+        **dict.fromkeys(("W_Q", "W_q", "q"), "query"),
+        **dict.fromkeys(("W_K", "W_k", "k"), "key"),
+        **dict.fromkeys(("M", "matrix", "AB"), "dense()"),
+        **dict.fromkeys(("sym", "symmetric"), "symmetric_part"),
+        **dict.fromkeys(("antisym", "antisymmetric", "antisymmetric_part"), "skew_part"),
+        **dict.fromkeys(("skew", "skew_symmetric", "skew_symmetric_part"), "skew_part"),
+        **dict.fromkeys(("eigs", "eigvals"), "eigenvalues"),
+        **dict.fromkeys(("fro", "frobenius", "frobenius_norm"), "norm"),
+        **dict.fromkeys(("svals", "svdvals"), "singular_values"),
+        **dict.fromkeys(("to_array", "to_numpy"), "numpy"),
+        **dict.fromkeys(("to_dense", "todense", "toarray"), "dense"),
+        **dict.fromkeys(("heatmap", "imshow", "show"), "plot"),
+        "tolist": "_nested_lists",
+        "tr": "trace",
+        "transpose": "_transposed",
     },
     "Clipper": {"step": "__call__"},
-    "Monitor": {"step": "__call__", "to_pandas": "table.to_pandas"},
-    "CheckpointComparison": dict.fromkeys(("equal", "is_same", "ok"), "same"),
+    "Monitor": {
+        "step": "__call__",
+        "to_pandas": "table.to_pandas",
+        **dict.fromkeys(("history", "scores"), "table"),
+    },
+    "CheckpointComparison": {
+        **dict.fromkeys(("equal", "is_same", "ok"), "same"),
+        **dict.fromkeys(("cause", "diagnosis", "why"), "reason"),
+    },
     "Verification": dict.fromkeys(("max_difference", "max_error"), "difference"),
     "Kinship": dict.fromkeys(("p_value", "pvalue"), "p"),
 }
@@ -131,23 +180,100 @@ def meant_attribute(owner: object, name: str) -> str:
     return ""
 
 
-# Keywords of functions, and the keywords that they may stand for. They do not work, and an error
-# names the keyword of the function.
+def attribute(owner: object, meaning: str) -> Any:
+    """Return the value of an attribute, as `meant_attribute` gives it.
+
+    Examples
+    --------
+    >>> attribute("text", "upper()"), attribute(1.5, "real.imag")
+    ('TEXT', 0.0)
+    """
+    value: Any = owner
+    for step in meaning.split("."):
+        value = getattr(value, step.removesuffix("()"))
+        if step.endswith("()"):
+            value = value()
+    return value
+
+
+# Keywords, and the keywords that they stand for in functions that have these and not the first.
 KEYWORDS = {
     **dict.fromkeys(("k", "limit", "n", "top_k", "topk"), "top"),
     **dict.fromkeys(("atol", "rtol", "tol"), "tolerance"),
     **dict.fromkeys(("folder", "out_dir", "output", "output_dir", "save"), "out"),
     **dict.fromkeys(("filename", "log_path", "out"), "path"),
+    "all": "everything",
+    "fold_ln": "fold_norm",
     "layer": "layers",
     "per_head": "heads",
     **dict.fromkeys(("tau", "threshold"), "limit"),
+    **dict.fromkeys(("every_n_steps", "interval", "log_every"), "every"),
+    **dict.fromkeys(("n_heads", "num_heads", "num_attention_heads"), "heads_per_layer"),
+    **dict.fromkeys(("n_kv_heads", "num_kv_heads", "num_key_value_heads"), "key_heads"),
 }
+# Keywords whose value is a list; a single number stands for a list of one.
+LISTS = ("layers",)
+
+
+def meant_keywords(known: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords with each synonym replaced by the keyword that it stands for.
+
+    Examples
+    --------
+    >>> meant_keywords(["ref", "top", "layers"], {"k": 5, "layer": 3, "new": 1})
+    {'top': 5, 'layers': [3], 'new': 1}
+    """
+    meant: dict[str, Any] = {}
+    for name, value in options.items():
+        meaning = KEYWORDS.get(name, name)
+        if name in known or meaning not in known or meaning in options:
+            meaning = name
+        if meaning != name and meaning in LISTS and isinstance(value, int):
+            value = [value]
+        meant[meaning] = value
+    return meant
+
+
+class VerbSynonym(NamedTuple):
+    """A verb of the command that a synonym stands for.
+
+    Attributes
+    ----------
+    verb
+        The verb.
+    options
+        Options that the synonym implies.
+    out
+        Option that replaces ``--out``; without the option, the synonym stands for nothing.
+    at_layer
+        The verb of a line that names a layer, if it is another.
+    """
+
+    verb: str
+    options: Sequence[str] = ()
+    out: str = ""
+    at_layer: str = ""
+
 
 # Verbs of the command, by their synonyms.
 VERBS = {
-    **dict.fromkeys(("describe", "info", "inspect", "ls"), "explain"),
-    **dict.fromkeys(("analyse", "analyze", "score"), "scan"),
-    **dict.fromkeys(("fig", "figures"), "figure"),
+    **{name: VerbSynonym(verb) for name, verb in _VERBS_AND_FUNCTIONS.items()},
+    **dict.fromkeys(("fig", "figures", "paper", "reproduce"), VerbSynonym("figure")),
+    # In Python, these are packages and modules.
+    "differences": VerbSynonym("diff"),
+    "kinship": VerbSynonym("kin"),
+    # Options of a verb as verbs.
+    **{name: VerbSynonym("scan", (f"--{name}",)) for name in ("bands", "ceiling", "spectrum")},
+    "ceilings": VerbSynonym("scan", ("--ceiling",)),
+    "heads": VerbSynonym("scan", ("--heads",)),
+    "head": VerbSynonym("scan", ("--heads",)),
+    "coupling": VerbSynonym("show", ("--coupling",)),
+    "directions": VerbSynonym("tokens", ("--directions",)),
+    **dict.fromkeys(("fix", "repair"), VerbSynonym("same", out="--repair")),
+    **dict.fromkeys(
+        ("draw", "heatmap", "picture", "plot"),
+        VerbSynonym("scan", out="--picture", at_layer="show"),
+    ),
 }
 
 # Options, and the words that replace them if the verb has the first word as an option.
@@ -157,6 +283,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("--latex", "--tex", "--to-latex"), ("--out", "-.tex")),
     **dict.fromkeys(("--markdown", "--md"), ("--out", "-.md")),
     **dict.fromkeys(("--jsonl", "--ndjson"), ("--out", "-.jsonl")),
+    **dict.fromkeys(("--filter", "--query"), ("--where",)),
     **dict.fromkeys(("--as-json", "--to-json"), ("--json",)),
     "--to-csv": ("--csv",),
     **dict.fromkeys(("--plot", "--figure", "--save-plot"), ("--picture",)),
@@ -183,6 +310,12 @@ FORMATS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("markdown", "md"), ("--out", "-.md")),
     **dict.fromkeys(("jsonl", "ndjson"), ("--out", "-.jsonl")),
 }
+# Options that print a format; with a file as a value, they stand for ``--out``.
+PRINTED = ("--csv", "--json", "--jsonl", "--latex", "--markdown", "--md", "--parquet", "--tex")
+TABLE_FILES = (".csv", ".json", ".jsonl", ".md", ".parquet", ".tex")
+
+# Options whose value is a list, separated by commas, and the option that is repeated instead.
+REPEATED = {"--revisions": "--revision"}
 
 # The option of an adapter's folder: the folder is the checkpoint, and the other one its base.
 ADAPTER_OPTIONS = ("--adapter", "--lora", "--peft")
@@ -191,7 +324,11 @@ ADAPTER_OPTIONS = ("--adapter", "--lora", "--peft")
 CHECKPOINT_OPTIONS = ("--checkpoint", "--model", "--model-path", "--ref")
 
 # Options of words that follow a verb's own arguments, in their order; the words are whole numbers.
-NUMBERED = {"show": ("--layer", "--head"), "tokens": ("--layer", "--head")}
+NUMBERED = {
+    "scan": ("--layers", "--head"),
+    "show": ("--layer", "--head"),
+    "tokens": ("--layer", "--head"),
+}
 # The option of a last word with one of these endings.
 BY_ENDING = {
     "parts": ("--text", (".txt", ".jsonl")),

@@ -23,19 +23,20 @@ used; for any other name, the error suggests the most similar public name.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from inspect import signature
 from numbers import Integral
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import lazy_loader  # type: ignore[import-untyped]
 
-from wqk._synonyms import KEYWORDS, meant_attribute
+from wqk._synonyms import KEYWORDS, attribute, meant_attribute, meant_keywords
 
 # Longer messages are shortened, because some quote the content of a hostile file.
 LONGEST_MESSAGE = 500
@@ -306,6 +307,8 @@ def public(
 def called_as(call: str) -> Callable[[Function], Function]:
     """Return a decorator that adds a call that works to the errors of unfit arguments.
 
+    Synonyms of keywords work: see `wqk._synonyms`.
+
     Parameters
     ----------
     call
@@ -324,6 +327,8 @@ def called_as(call: str) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         @wraps(function)
         def decorated(*arguments: Any, **options: Any) -> Any:
+            if options.keys() & KEYWORDS:
+                options = meant_keywords(_keywords(function), options)
             try:
                 return function(*arguments, **options)
             except TypeError:
@@ -335,6 +340,15 @@ def called_as(call: str) -> Callable[[Function], Function]:
         return decorated  # type: ignore[return-value]
 
     return decorate
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    """Return the keywords of a function, with those of a typed ``**options``."""
+    names = [*signature(function).parameters]
+    for hint in function.__annotations__.values():
+        if isinstance(hint, str) and (match := re.fullmatch(r"Unpack\[(\w+)\]", hint)):
+            names += getattr(import_module(function.__module__), match[1]).__annotations__
+    return names
 
 
 def _misfit(
@@ -387,19 +401,28 @@ class Advising:
     """
 
     _synonyms: ClassVar[Mapping[str, str]] = {}
+    # Calls of functions that people look for among the attributes, by name.
+    _known_calls: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, synonyms: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init_subclass__(
+        cls,
+        synonyms: Mapping[str, str] | None = None,
+        calls: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init_subclass__(**options)
         cls._synonyms = {**cls._synonyms, **(synonyms or {})}
+        cls._known_calls = {**cls._known_calls, **(calls or {})}
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if meaning := meant_attribute(self, name):
-                return attrgetter(meaning)(self)
+                return attribute(self, meaning)
             advice = ""
             if not name.startswith("_"):
-                advice = did_you_mean(name, public_attributes(self), self._synonyms)
+                call = {name: self._known_calls[name]} if name in self._known_calls else {}
+                advice = did_you_mean(name, public_attributes(self), {**call, **self._synonyms})
             kind = type(self).__name__
             article = "an" if kind[0] in "AEIO" else "a"
             message = f"{article} {kind} has no attribute {name!r}{advice}"

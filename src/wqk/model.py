@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 from wqk._console import kind_in_words, spans
+from wqk._guesses import METHOD_CALLS
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
@@ -33,15 +34,21 @@ from wqk.storage.references import HubOptions, check_options
 MODEL_SYNONYMS = {
     "attention": "layers",
     "block_count": "len(model)",
+    "cfg": 'n_layers, model.n_heads, model.d_model and model.config["name"]',
     "coupling": "wqk.coupling(model, layer=0)",
     "head": "model[layer, head]",
     "heads": "model[layer].heads",
-    "heatmap": "wqk.show(model, layer)",
+    **dict.fromkeys(("heatmap", "imshow"), "wqk.show(model, layer)"),
     "layer": "model[layer]",
-    **dict.fromkeys(("d_model", "hidden_size"), 'checkpoint.config["hidden_size"]'),
+    **dict.fromkeys(
+        ("form", "qk", "QK", "W_QK", "W_qk"), "model[layer].form, or model[layer, head].qk"
+    ),
+    **dict.fromkeys(("ov", "OV", "W_OV"), "model[layer].ov, or model[layer, head].ov"),
+    **dict.fromkeys(("query", "q", "W_q", "W_Q"), "model[layer].W_Q, or model[layer, head].W_Q"),
+    **dict.fromkeys(("key", "k", "W_k", "W_K"), "model[layer].W_K, or model[layer, head].W_K"),
     "plot": "wqk.scan(model).plot()",
-    "scores": "wqk.scan(model)",
-    "state_dict": "checkpoint.tensors()",
+    **dict.fromkeys(("directionality", "scores", "symmetry", "to_pandas"), "wqk.scan(model)"),
+    **dict.fromkeys(("named_parameters", "parameters", "state_dict"), "checkpoint.tensors()"),
     "tensors": "checkpoint.tensors()",
     **{verb: f"wqk.{verb}(model)" for verb in ("compose", "explain", "scan", "show", "verify")},
 }
@@ -154,7 +161,7 @@ def _notes(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> tuple[str,
     return tuple(dict.fromkeys(notes))
 
 
-class Model(Advising, synonyms=MODEL_SYNONYMS):
+class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
     """A checkpoint with its attention blocks; `open` makes it.
 
     Attributes
@@ -379,6 +386,29 @@ class Model(Advising, synonyms=MODEL_SYNONYMS):
     def _key_head_count(self) -> int:
         """Number of key heads, if all blocks have as many."""
         return _one_number((block.key_head_count for block in self), "key heads")
+
+    @property
+    def _width(self) -> int:
+        """Width of the residual stream, at the first block."""
+        return next(iter(self)).groups.widths[0]
+
+    @property
+    def _head_width(self) -> int:
+        """Width of a head, if all blocks have the same."""
+        return _one_number((block.plan.query.head_width for block in self), "head dimensions")
+
+    @property
+    def _model_type(self) -> str | None:
+        """Model type of the configuration."""
+        return self.checkpoint.config.get("model_type")
+
+    @property
+    def _dtype(self) -> str:
+        """Number types that the queries are stored in."""
+        tensors = self.checkpoint.tensors()
+        names = {part.name for plan in self.scored for part in plan.query.parts}
+        types = sorted({tensors[name].dtype for name in names if name in tensors})
+        return ", ".join(types)
 
     @property
     def unread(self) -> list[str]:

@@ -67,7 +67,6 @@ def test_every_option_that_advice_names_exists() -> None:
         (["explain", ENCODER, "--format", "latex"], "--csv and --json print these formats, and th"),
         (["scan", ENCODER, "--png", "a.png"], "did you mean --picture FILE?"),
         (["scan", ENCODER, "--block", "1"], "did you mean --layers L,L:M?"),
-        (["scan", ENCODER, "--head", "1"], "wqk show REF --layer L --head H shows one head"),
         (["show", ENCODER, "--layers", "1"], "did you mean --layer L?"),
         (["show", ENCODER], "Which layer; negative: from the end: command show REF --layer L"),
         (["scan", "--path", ENCODER], "the checkpoint is an argument"),
@@ -76,24 +75,57 @@ def test_every_option_that_advice_names_exists() -> None:
         (["scan", ENCODER, "--out", "-.parquet"], "expected one of -.csv, -.jsonl, -.tex, -.md"),
         (["scan", ENCODER, "--dry-run"], "wqk explain REF shows the tensors and bytes"),
         (["same", ENCODER, ENCODER, "--apply"], "--repair FOLDER writes a repaired copy"),
-        (["scan", ENCODER, "--where", "symmetry > 0"], "--sort COLUMN --top N prints the largest"),
         (["diff", ENCODER, DECODER, "--filter", "layer < 3"], "filter the rows of --csv"),
-        (["compare", ENCODER, DECODER], "wqk scan A B puts their scores side by side"),
+        (["compare", ENCODER, DECODER], "or wqk scan A B, for the scores of both"),
+        (
+            ["same", ENCODER, ENCODER, ENCODER],
+            "expected command same [OPTIONS] REFERENCE CANDIDATE",
+        ),
+        (["same", ENCODER, ENCODER, "--quiet"], ">/dev/null leaves only the exit status"),
+        (["plot", ENCODER], "wqk scan REF --picture FILE.png the scores of all layers"),
+        (["repair", ENCODER, ENCODER], "wqk same REFERENCE CANDIDATE --repair FOLDER writes"),
+        (["help", "symmetry"], "the page Definitions has the formulas"),
+        (["qk-clip", ENCODER], "weights are clipped in Python"),
         (["lab", "train", "decoder", "-o", "run"], "Missing option '--corpus'"),
         (["scan", ENCODER, "--reverse"], "--sort prints the largest values first"),
         (["diff", ENCODER, DECODER, "--sort", "moved"], "sort the rows of --csv"),
         (["models"], "the page Models lists the model types"),
         ([str(ENCODER)], f"did you mean wqk scan {ENCODER}?"),
         (["same", ENCODER, ENCODER, "--repair", "-o", "a"], "expected a path, got the option '-o'"),
-        (["scan", ENCODER, "--heads", "1"], "An option that is a switch, such as --heads"),
-        (["lab", "compare", ENCODER], "wqk same REFERENCE CANDIDATE"),
-        (["theory", ENCODER], "wqk theory is now wqk lab theory"),
+        (["scan", ENCODER, "--heads", "a", "1"], "An option that is a switch, such as --heads"),
+        (["lab", "compare", ENCODER], "expected wqk same A B"),
+        (["theory", ENCODER], "Missing option '--corpus'"),
+        (["reproduce", "--list"], "the figures are fig2, fig3 and s1 to s5"),
     ],
 )
 def test_a_guess_leads_to_the_right_call(arguments: list[str], advice: str) -> None:
     stderr = run(*arguments, exits=2).stderr
     assert advice in stderr
     assert stderr.count("Error:") == 1
+
+
+def test_rows_of_a_scan_are_chosen() -> None:
+    rows = json.loads(run("scan", ENCODER, "--layer", "1", "--head", "2:3", "--json").stdout)[
+        "rows"
+    ]
+    assert [(row["layer"], row["head"]) for row in rows] == [(1, 2), (1, 3)]
+    line = ["scan", ENCODER, "--where", "layer < 2 and symmetry > 0.7"]
+    assert [row["layer"] for row in json.loads(run(*line, "--json").stdout)["rows"]] == [0]
+    assert "0.909" in run(*line).stdout
+    message = run("scan", ENCODER, "--head", "9", exits=2).stderr
+    assert "no head 9; heads are numbered from 0 to 3" in message
+    message = run("scan", ENCODER, "--where", "symetry > 0", exits=2).stderr
+    assert 'unable to find column "symetry"' in message
+    message = run("scan", ENCODER, "--where", "symmetry > 1", exits=2).stderr
+    assert "no row has the condition symmetry > 1" in message
+
+
+def test_a_table_is_written_as_json_and_read(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    run("scan", ENCODER, "--heads", "--json", str(file))
+    printed = run("scan", ENCODER, "--heads", "--json").stdout
+    assert json.loads(file.read_text()) == json.loads(printed)
+    assert wqk.read_table(file).frame.equals(wqk.scan(ENCODER).frame)
 
 
 @pytest.mark.parametrize(("name", "verb"), [*every_verb()])
@@ -202,6 +234,27 @@ def words(*arguments: object) -> list[str]:
         ("lab table 1", "lab figure table1"),
         ("lab table tableS2", "lab figure tableS2"),
         ("lab fig 2", "lab figure 2"),
+        ("reproduce figure 2", "lab figure figure2"),
+        ("tableS2", "lab figure tableS2"),
+        ("atlas X", "lab atlas X"),
+        ("composition X --type Q -n 2", "compose X --type Q --top 2"),
+        ("kinship X Y", "kin X Y"),
+        ("repair X Y -o fixed", "same X Y --repair fixed"),
+        ("repair X Y --output=fixed", "same X Y --repair=fixed"),
+        ("plot X --save a.png --heads", "scan X --picture a.png --heads"),
+        ("plot X 0.1 -o a.png", "show X --layer 0 --head 1 -o a.png"),
+        ("plot X --head 0.1 -o a.png", "show X --layer 0 --head 1 -o a.png"),
+        ("head X L5H11", "scan X --layers 5 --head 11 --heads"),
+        ("scan X 5 1", "scan X --layers 5 --head 1"),
+        ("spectrum X --layer 5", "scan X --layers 5 --spectrum"),
+        ("coupling X 0", "show X --layer 0 --coupling"),
+        ("directions X 5.1", "tokens X --layer 5 --head 1 --directions"),
+        ("scan X --csv a.csv", "scan X --out a.csv"),
+        ("scan X --json=a.json", "scan X --out a.json"),
+        ("scan X --csv --full", "scan X --csv --full"),
+        ("scan X --latex a.tex", "scan X --out a.tex"),
+        ("scan X --latex --full", "scan X --out -.tex --full"),
+        ("scan X --revisions a,b", "scan X --revision a --revision b"),
     ],
 )
 def test_a_hidden_synonym_is_what_it_stands_for(guess: str, meaning: str) -> None:
@@ -216,6 +269,8 @@ def test_no_synonym_is_a_name_of_its_own() -> None:
     names = {name for names in SECTIONS.values() for name in names} | {*LABORATORY}
     assert not names & {*VERB_SYNONYMS}
     assert not {*wqk.__all__, *dir(wqk)} & {*FUNCTIONS}
+    # A package would hide the function once the package is imported.
+    assert not {path.stem for path in Path(wqk.__file__).parent.iterdir()} & {*FUNCTIONS}
 
 
 @pytest.mark.parametrize("owner", [*ATTRIBUTES])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from wqk._guesses import METHOD_CALLS
 from wqk._machine import cached_property
 from wqk._typing import Array, Float
 from wqk.attention.factors import (
@@ -37,11 +38,10 @@ from wqk.forms.arrays import array_namespace, is_number
 BLOCK_SYNONYMS = {
     "coupling": "wqk.coupling(block)",
     "head": "block[index]",
-    **{name: f"form.{name}" for name in ("plot", "svd")},
 }
 
 
-class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS):
+class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS):
     """One attention block of a model that was opened with `wqk.open`.
 
     Each weight is read when it is first needed, and only once. The linear parts of norms between

@@ -32,7 +32,7 @@ from wqk._guesses import COMMANDS, option_advice
 from wqk._synonyms import VERBS
 from wqk._version import __version__
 from wqk.cli.limits import too_small
-from wqk.cli.rewording import reworded, with_figure_name
+from wqk.cli.rewording import reworded, with_figure_name, with_verb
 from wqk.cli.verb import Verb, first_sentence, function_definition
 from wqk.errors import WqkError, shortened
 
@@ -155,15 +155,18 @@ class Boundary(click.Group):
         """Find a verb, or the verb that a synonym stands for, as click does."""
         if any("\0" in word for word in arguments):
             raise click.UsageError("an argument contains a null character, which no path can have")
-        if arguments[0] not in self.verbs and VERBS.get(arguments[0]) in self.verbs:
-            arguments = [VERBS[arguments[0]], *arguments[1:]]
         if "figure" in self.verbs:
-            arguments = with_figure_name(arguments)
-        if arguments[0] not in self.verbs and arguments[0] in LABORATORY:
-            raise click.UsageError(f"wqk {arguments[0]} is now wqk lab {arguments[0]}")
+            arguments = with_figure_name(self._meant(arguments, self.verbs))
+        elif arguments[0] not in self.verbs:
+            arguments = self._meant(arguments, self.verbs)
+            in_laboratory = with_figure_name(self._meant(arguments, LABORATORY))
+            if arguments[0] not in self.verbs and in_laboratory[0] in LABORATORY:
+                return super().resolve_command(context, ["lab", *in_laboratory])
         if arguments[0] == "help" and context.parent is None:
-            return super().resolve_command(context, [*arguments[1:2], "--help"])
-        if arguments[0] not in self.verbs and (advice := COMMANDS.get(arguments[0].lower())):
+            topic = arguments[1:2] or ["--help"]
+            return self.resolve_command(context, [*topic, *["--help"][: len(arguments) - 1]])
+        plain_name = arguments[0].lower().replace("-", "_")
+        if arguments[0] not in self.verbs and (advice := COMMANDS.get(plain_name)):
             raise click.UsageError(f"no such command: {arguments[0]}; {advice}")
         if arguments[0] not in self.verbs and context.parent is None:
             public: list[str] = import_module("wqk").__all__
@@ -177,6 +180,14 @@ class Boundary(click.Group):
                     f"no such command: {arguments[0]}; did you mean wqk scan {arguments[0]}?"
                 )
         return super().resolve_command(context, arguments)
+
+    @staticmethod
+    def _meant(arguments: list[str], verbs: Verbs) -> list[str]:
+        """Replace the synonym of one of these verbs by the verb, with the options that it has."""
+        synonym = VERBS.get(arguments[0])
+        if arguments[0] in verbs or synonym is None or synonym.verb not in verbs:
+            return arguments
+        return with_verb(synonym, arguments)
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
@@ -197,6 +208,8 @@ class Boundary(click.Group):
 
             if isinstance(error, click.NoSuchOption):
                 error = _advised(error)
+            if error.message.startswith("Got unexpected extra argument"):
+                error.message += _expected_call(getattr(error, "ctx", None))  # type: ignore[misc]
             if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
                 error.message = _example_of(error.param, error.ctx)  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
@@ -256,6 +269,14 @@ def _example_of(option: click.Option, context: click.Context | None) -> str:
     ]
     call = [context.command_path, *arguments, option.opts[-1], option.make_metavar(context)]
     return f"{description}: {' '.join(call)}"
+
+
+def _expected_call(context: click.Context | None) -> str:
+    """Return the end of a message on unexpected arguments: the call of the verb."""
+    if context is None:
+        return ""
+    call = [context.command_path, *context.command.collect_usage_pieces(context)]
+    return f"; expected {' '.join(call)}"
 
 
 def _advised(error: click.NoSuchOption) -> click.NoSuchOption:

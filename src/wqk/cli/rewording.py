@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -18,10 +18,68 @@ from wqk._synonyms import (
     FORMATS,
     NUMBERED,
     OPTIONS,
+    PRINTED,
+    REPEATED,
+    TABLE_FILES,
+    VerbSynonym,
 )
 
-# A layer and a head in one word, as tables name heads: 0.2.
-LAYER_AND_HEAD = re.compile(r"(\d+)\.(\d+)")
+# A layer and a head in one word: as tables name heads, 0.2, or as TransformerLens does, L0H2.
+LAYER_AND_HEAD = re.compile(r"(\d+)[.,:](\d+)|[Ll](?:ayer)?(\d+)[._]?[Hh](?:ead)?(\d+)")
+
+# The name of a figure or table of the paper.
+FIGURE_NAME = re.compile(r"(?:fig|figure|table)[-_]?s?\d", re.IGNORECASE)
+
+
+def layer_and_head(word: str) -> tuple[str, str] | None:
+    """Return the layer and the head that a word names; None if it is another word.
+
+    Examples
+    --------
+    >>> layer_and_head("0.2"), layer_and_head("L5H11"), layer_and_head("gpt2")
+    (('0', '2'), ('5', '11'), None)
+    """
+    if not (match := LAYER_AND_HEAD.fullmatch(word)):
+        return None
+    layer, head = filter(None, match.groups())
+    return layer, head
+
+
+def with_verb(synonym: VerbSynonym, arguments: Sequence[str]) -> list[str]:
+    """Replace a synonym of a verb, the first of the arguments, by what the synonym stands for.
+
+    Examples
+    --------
+    >>> from wqk._synonyms import VERBS
+    >>> with_verb(VERBS["repair"], ["repair", "a", "b", "--output", "fixed"])
+    ['same', 'a', 'b', '--repair', 'fixed']
+    >>> with_verb(VERBS["plot"], ["plot", "a", "-o", "a.png"]), with_verb(VERBS["plot"], ["plot"])
+    (['scan', 'a', '--picture', 'a.png'], ['plot'])
+    >>> with_verb(VERBS["plot"], ["plot", "a", "0.2"])
+    ['show', 'a', '0.2']
+    """
+    words = [*arguments[1:]]
+    if synonym.at_layer and _names_layer(words):
+        return [synonym.at_layer, *words]
+    if synonym.out:
+        names = [word.partition("=")[0] for word in words]
+        places = [
+            place
+            for place, name in enumerate(names)
+            if name in ("-o", "--out", synonym.out) or OPTIONS.get(name) == ("--out",)
+        ]
+        if not places:
+            return [*arguments]
+        for place in places:
+            words[place] = synonym.out + words[place].removeprefix(names[place])
+    end = words.index("--") if "--" in words else len(words)
+    return [synonym.verb, *words[:end], *synonym.options, *words[end:]]
+
+
+def _names_layer(words: Sequence[str]) -> bool:
+    """Return whether the words after a verb name a layer: by an option, or after the checkpoint."""
+    options = {word.partition("=")[0] for word in words}
+    return bool(options & {"--layer", "--head"}) or any(map(layer_and_head, words[1:2]))
 
 
 def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
@@ -38,8 +96,9 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
     ['bert', '--layer', '0', '--head', '1', '-o', 'head.png']
     """
     line = _Line({name: option for option in verb.params for name in option.opts})
-    remaining = iter(words)
-    for word in remaining:
+    remaining = deque(words)
+    while remaining:
+        word = remaining.popleft()
         if word == "--":
             return [*line.words, word, *remaining]
         if not word.startswith("-") or word == "-":
@@ -77,19 +136,44 @@ class _Line:
         self.arguments.append(len(self.words))
         self.words.append(word)
 
-    def add_option(self, name: str, value: str | None, remaining: Iterator[str]) -> None:
+    def add_option(self, name: str, value: str | None, remaining: deque[str]) -> None:
         """Add an option, or what stands for it; without a value, the next word may be the value."""
-        if name in self.options:
-            self.words.append(name if value is None else f"{name}={value}")
+        if name in PRINTED and "--out" in self.options:
+            self._add_printed(name, value, remaining)
+        elif name in self.options:
             if value is None and _takes_value(self.options[name]):
-                self.words += islice(remaining, 1)
+                self._add_with_value(name, _next(remaining))
+            else:
+                self.words.append(name if value is None else f"{name}={value}")
         elif name in FORMAT_OPTIONS:
-            self._add_format(name, next(remaining, "") if value is None else value)
+            self._add_format(name, "".join(_next(remaining)) if value is None else value)
         elif name in CHECKPOINT_OPTIONS:
-            for word in islice(remaining, 1) if value is None else [value]:
+            for word in _next(remaining) if value is None else [value]:
                 self.add_argument(word)
+        elif REPEATED.get(name) in self.options:
+            values = "".join(_next(remaining)) if value is None else value
+            for word in values.split(","):
+                self.words += [REPEATED[name], word]
         elif name in ADAPTER_OPTIONS and "--base" in self.options and not self.adapter:
-            self.adapter = next(remaining, "") if value is None else value
+            self.adapter = "".join(_next(remaining)) if value is None else value
+        else:
+            self._add_synonym(name, value, remaining)
+
+    def _add_with_value(self, name: str, values: Sequence[str]) -> None:
+        """Add an option and its value; a head such as 0.2 names its layer, too."""
+        place = layer_and_head(values[0]) if values and name == "--head" else None
+        if place and "--layer" in self.options:
+            self.words += ["--layer", place[0], "--head", place[1]]
+        else:
+            self.words += [name, *values]
+
+    def _add_printed(self, name: str, value: str | None, remaining: deque[str]) -> None:
+        """Add an option that prints a format; if a table's file follows, the file is written."""
+        following = value if value is not None else "".join([*remaining][:1])
+        if Path(following).suffix in TABLE_FILES:
+            self.words += ["--out", *(_next(remaining) if value is None else [value])]
+        elif name in self.options:
+            self.words.append(name if value is None else f"{name}={value}")
         else:
             self._add_synonym(name, value, remaining)
 
@@ -101,7 +185,7 @@ class _Line:
         else:
             self.words += [option, name]
 
-    def _add_synonym(self, name: str, value: str | None, remaining: Iterator[str]) -> None:
+    def _add_synonym(self, name: str, value: str | None, remaining: deque[str]) -> None:
         """Add the words that replace an option, or the option as it is if none do."""
         replacement = OPTIONS.get(name, ())
         if not replacement or replacement[0] not in self.options:
@@ -111,7 +195,7 @@ class _Line:
         if value is not None:
             self.words.append(value)
         elif len(replacement) == 1 and _takes_value(self.options[replacement[0]]):
-            self.words += islice(remaining, 1)
+            self.words += _next(remaining)
 
     def add_adapter(self) -> None:
         """Put the adapter in the place of the checkpoint, which becomes its base."""
@@ -133,14 +217,21 @@ def with_figure_name(arguments: Sequence[str]) -> list[str]:
     --------
     >>> with_figure_name(["table", "1"]), with_figure_name(["figure", "fig", "3", "--json"])
     (['figure', 'table1'], ['figure', 'fig3', '--json'])
-    >>> with_figure_name(["figure", "fig2"])
-    ['figure', 'fig2']
+    >>> with_figure_name(["figure", "fig2"]), with_figure_name(["tableS2"])
+    (['figure', 'fig2'], ['figure', 'tableS2'])
     """
     if arguments[0] == "table" and len(arguments) > 1:
         return ["figure", f"table{arguments[1].removeprefix('table')}", *arguments[2:]]
-    if arguments[0] == "figure" and arguments[1:2] in (["fig"], ["table"]):
+    if arguments[0] == "figure" and arguments[1:2] in (["fig"], ["figure"], ["table"]):
         return ["figure", "".join(arguments[1:3]), *arguments[3:]]
+    if FIGURE_NAME.fullmatch(arguments[0]):
+        return ["figure", *arguments]
     return [*arguments]
+
+
+def _next(remaining: deque[str]) -> list[str]:
+    """Take the next word, if there is one."""
+    return [remaining.popleft()] if remaining else []
 
 
 def _takes_value(option: click.Parameter) -> bool:
@@ -169,10 +260,12 @@ def _with_options_for_arguments(
     word_option, known_words = BY_WORD.get(name, ("", ()))
     if len(further) == 1 and words[further[0]] in known_words and word_option in options:
         option_before[further.pop()] = word_option
-    if numbered and len(further) == 1 and (match := LAYER_AND_HEAD.fullmatch(words[further[0]])):
+    if any(Path(words[place]).exists() for place in further):
+        numbered = ()
+    if numbered and len(further) == 1 and (layer_head := layer_and_head(words[further[0]])):
         layer_option, head_option = numbered
         before, after = words[: further[0]], words[further[0] + 1 :]
-        return [*before, layer_option, match[1], head_option, match[2], *after]
+        return [*before, layer_option, layer_head[0], head_option, layer_head[1], *after]
     if len(further) <= len(numbered) and all(words[place].isdecimal() for place in further):
         option_before |= zip(further, numbered, strict=False)
     result: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from wqk.cli.options import (
     COUNT,
     FILE,
     OPENING,
+    RANGES,
     REF,
     csv_output,
     every_head,
@@ -28,7 +29,7 @@ from wqk.cli.options import (
     reading,
     table_file,
 )
-from wqk.errors import WqkError
+from wqk.errors import TableError, WqkError
 from wqk.tables.columns import MEASURES
 
 if TYPE_CHECKING:
@@ -85,7 +86,19 @@ if TYPE_CHECKING:
     help="Largest values of a column first; with --heads, of the heads alone.",
 )
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
+@click.option(
+    "--where",
+    metavar="CONDITION",
+    help="Only rows with this condition, such as 'symmetry > 0.5 and layer < 4'.",
+)
 @layers
+@click.option(
+    "--head",
+    "head_numbers",
+    type=RANGES,
+    metavar="H,H:M",
+    help="Only these heads, such as 3,8:11, without the rows of whole layers.",
+)
 @json_output
 @csv_output
 @click.pass_context
@@ -102,6 +115,8 @@ def scan(
     full: bool,
     sort_by: str | None,
     top: int | None,
+    where: str | None,
+    head_numbers: Sequence[int] | None,
     as_json: bool,
     as_csv: bool,
     **options: Any,
@@ -137,6 +152,7 @@ def scan(
     from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
     from wqk.tables.score_table import check_table_output, join
 
+    heads = heads or head_numbers is not None
     ending = display.require_one_output(as_csv, out, as_json)
     if display.is_standard_output(out):
         out = None
@@ -152,6 +168,7 @@ def scan(
     opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
+    chosen: list[ScoreTable] = []
     last_tables: dict[tuple[str, str | None], ScoreTable] = {}
     jobs: list[tuple[str, str, str | None]] = []
     for ref in refs:
@@ -172,16 +189,17 @@ def scan(
                     on_progress=on_progress,
                     **options,
                 )
+            printed = _chosen(table if heads else table.layers, head_numbers, where)
         except WqkError as error:
             if len(jobs) == 1:
                 raise
             tell(str(error))
             continue
         tables.append(table)
+        chosen.append(printed)
         last_tables[ref, revision] = table
         if not (as_json or ending):
-            printed = table if heads else table.layers
-            if measures or sort_by or top:
+            if measures or sort_by or top or where or head_numbers:
                 console.print(*measured(printed, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
                 console.print(*scores(printed, console.width, full), sep="\n")
@@ -191,7 +209,7 @@ def scan(
         display.say_traffic(model.checkpoint)
     if not tables:
         context.exit(2)
-    joined = join([table if heads else table.layers for table in tables])
+    joined = join(chosen)
     if as_json:
         display.print_json(joined)
     elif ending:
@@ -214,6 +232,21 @@ def scan(
     if failures := len(jobs) - len(tables):
         tell(f"{failures} of {len(jobs)} checkpoints failed")
         context.exit(2)
+
+
+def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | None) -> ScoreTable:
+    """Return the rows of some heads, and with a condition; all of them by default."""
+    if head_numbers is not None:
+        missing = sorted({*head_numbers} - {*table.heads.frame["head"]})
+        if missing:
+            count = table.heads.frame["head"].n_unique()
+            raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
+        table = table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
+    if where is not None:
+        table = table.filter(where)
+        if not len(table):
+            raise TableError(f"no row has the condition {where}")
+    return table
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from array_api_compat import device, is_array_api_obj
 
+from wqk._guesses import METHOD_CALLS
 from wqk._machine import cached_property
 from wqk._typing import Array, Float, Scores
 from wqk.errors import Advising, FormError, called_as
@@ -43,22 +44,15 @@ if TYPE_CHECKING:
 FORM_SYNONYMS = {
     "A": "query",
     "B": "key",
-    "AB": "dense()",
-    "M": "dense()",
+    **dict.fromkeys(("cosine", "cosine_similarity"), "wqk.coupling(model[layer])"),
     "W_qk": "dense()",
-    "antisymmetric": "skew_part (a property)",
-    "matrix": "dense()",
     "score": "form(x, y)",
-    "skew": "skew_part (a property)",
-    "sym": "symmetric_part (a property)",
-    "symmetric": "symmetric_part (a property)",
-    "tolist": "numpy().tolist()",
-    "transpose": "T",
+    "spectrum": "singular_values()",
 }
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
+class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls=METHOD_CALLS):
     """M = query · keyᵀ, or a stack of such forms.
 
     The leading axes stack forms and broadcast, so query heads may share a key head. Factors are
@@ -453,6 +447,15 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS):
         if is_array_api_obj(values) and array_namespace(values) is xp:
             return xp.astype(values, self.query.dtype, copy=False)
         return xp.asarray(values, dtype=self.query.dtype, device=device(self.query))
+
+    def _transposed(self) -> BilinearForm:
+        """Return the transpose, as ``T``."""
+        return self.T
+
+    def _nested_lists(self) -> list[Any]:
+        """Return the dense matrix as nested lists."""
+        nested: list[Any] = self.numpy().tolist()
+        return nested
 
     @property
     def T(self) -> BilinearForm:

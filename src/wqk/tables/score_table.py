@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -14,7 +13,8 @@ import polars as pl
 
 from wqk._console import Shown, json_text, json_value
 from wqk._files import check_output, require_file, write_atomically
-from wqk._synonyms import PANDAS, PANDAS_AGGREGATES, meant_attribute
+from wqk._guesses import METHOD_CALLS
+from wqk._synonyms import PANDAS, PANDAS_AGGREGATES, PANDAS_RANKINGS, attribute, meant_attribute
 from wqk._typing import FilePath
 from wqk.errors import (
     MissingPackage,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 # Attributes of data frames, and the expressions that replace them.
 TABLE_SYNONYMS = {
-    "data": "frame",
     "layer": "table[layer]",
     "iloc": "table[layer, head]",
     "index": "frame.rows()",
@@ -122,19 +121,50 @@ class Table(Shown):
         """The rows of single heads."""
         return self.filter(pl.col("head").is_not_null())
 
-    def filter(self, *predicates: pl.Expr) -> Self:
-        """Return the rows for which all polars expressions are true."""
-        return replace(self, frame=self.frame.filter(*predicates))
+    def filter(self, *predicates: pl.Expr | pl.Series | str) -> Self:
+        """Return the rows for which all conditions are true.
+
+        Parameters
+        ----------
+        *predicates
+            Expressions of polars, or their text: ``"symmetry > 0.5 and layer < 4"``.
+
+        Raises
+        ------
+        TableError
+            A text is no condition on the table's columns.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> table = wqk.scan(wqk.demo_model("encoder"))
+        >>> len(table.layers.filter("symmetry > 0.6"))
+        2
+        """
+        conditions = [
+            condition(predicate) if isinstance(predicate, str) else predicate
+            for predicate in predicates
+        ]
+        try:
+            return replace(self, frame=self.frame.filter(*conditions))
+        except pl.exceptions.PolarsError as error:
+            if not any(isinstance(predicate, str) for predicate in predicates):
+                raise
+            raise TableError(
+                f"{' and '.join(map(str, predicates))}: is no condition on this table "
+                f"({first_line(error)})"
+            ) from None
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a column, by name; or the rows of a layer, of several, or of one head in a layer.
+        """Return a column, by name; or rows: of a layer, of several, of a head, or of a condition.
 
         Returns
         -------
         polars.Series or Table
             ``table["symmetry"]`` is a column. ``table[3]`` and ``table[:4]`` are tables of layers,
             with their heads; ``table[3, 5]`` is the row of head 5, ``table[3, :]`` those of all
-            heads. Negative numbers count from the end.
+            heads. Negative numbers count from the end. ``table[table["symmetry"] > 0.5]`` has the
+            rows for which the condition is true.
 
         Raises
         ------
@@ -155,6 +185,8 @@ class Table(Shown):
             return self.frame[key]
         if isinstance(key, list) and all(name in self.frame.columns for name in key):
             return self.frame[key]
+        if isinstance(key, pl.Series | pl.Expr):
+            return self.filter(key)
         table = self
         for column, index in zip(("layer", "head"), _pair(key), strict=False):
             table = table._only(column, index)
@@ -184,10 +216,11 @@ class Table(Shown):
             if name == "frame":  # of a table that is being unpickled
                 raise unknown_attribute(f"a {type(self).__name__} has no {name!r} yet", name)
             if meaning := meant_attribute(self, name):
-                return attrgetter(meaning)(self)
+                return attribute(self, meaning)
             if name in PANDAS:
                 return partial(self._in_pandas, name)
-            synonyms = {**TABLE_SYNONYMS, **self.synonyms}
+            calls = {name: METHOD_CALLS[name]} if name in METHOD_CALLS else {}
+            synonyms = {**calls, **TABLE_SYNONYMS, **self.synonyms}
             if hasattr(pl.DataFrame, name):
                 synonyms = {name: f"frame.{name}"} | synonyms
             if name in self.frame.columns and name not in synonyms:
@@ -199,13 +232,42 @@ class Table(Shown):
             raise unknown_attribute(message, name)
 
     def _in_pandas(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the pandas frame; one that aggregates needs rows of a single kind."""
-        if method in PANDAS_AGGREGATES and 0 < len(self.heads) < len(self):
+        """Call a method of the pandas frame that aggregates or ranks rows of a single kind."""
+        mixing = method in PANDAS_AGGREGATES or method in PANDAS_RANKINGS
+        if mixing and 0 < len(self.heads) < len(self):
             raise TableError(
                 f"{method}() would mix the rows of layers and of heads; call it on table.layers or "
                 "on table.heads"
             )
         return getattr(self.to_pandas(), method)(*arguments, **options)
+
+    def _kinds(self) -> list[Self]:
+        """Return the rows of layers and those of heads, as far as there are any."""
+        return [rows for rows in (self.layers, self.heads) if len(rows)] or [self]
+
+    def _sort(
+        self,
+        by: Any,
+        *more: Any,
+        descending: Any = False,
+        ascending: bool | None = None,
+        **options: Any,
+    ) -> pl.DataFrame:
+        """Sort the frame: the rows of layers, and after them those of heads."""
+        if ascending is not None:
+            descending = not ascending
+        return pl.concat(
+            rows.frame.sort(by, *more, descending=descending, **options) for rows in self._kinds()
+        )
+
+    def _sort_values(self, by: Any, **options: Any) -> pandas.DataFrame:
+        """Sort the pandas frame: the rows of layers, and after them those of heads."""
+        frames = [rows.to_pandas().sort_values(by, **options) for rows in self._kinds()]
+        if len(frames) == 1:
+            return frames[0]
+        import pandas
+
+        return pandas.concat(frames, ignore_index=options.get("ignore_index", False))
 
     def _text(self, ending: str, path: FilePath | None, index: bool = False) -> str | None:
         """Return the text of a file with this ending, or write it to a path."""
@@ -410,6 +472,35 @@ class ScoreTable(Table):
         from wqk.tables.rendering import score_table
 
         return score_table(self, width)
+
+
+def condition(text: str) -> pl.Expr:
+    """Return the expression of a condition on a row, written as in SQL or in Python.
+
+    Raises
+    ------
+    TableError
+        The text is no such condition.
+
+    Examples
+    --------
+    >>> str(condition("layer == 2"))
+    '[(col("layer")) == (dyn int: 2)]'
+    """
+    try:
+        return pl.sql_expr(_in_sql(text))
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise TableError(
+            f'{text}: is no condition; expected one such as "symmetry > 0.5 and layer < 4" '
+            f"({first_line(error)})"
+        ) from None
+
+
+def _in_sql(text: str) -> str:
+    """Return a condition with the operators and quotation marks of SQL in place of Python's."""
+    for python, sql in {"==": "=", "&": " AND ", "|": " OR ", '"': "'"}.items():
+        text = text.replace(python, sql)
+    return text
 
 
 def _pair(key: Any) -> tuple[Any, ...]:

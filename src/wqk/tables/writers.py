@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
-from wqk._console import number, one_line, without_formulas
+from wqk._console import json_text, number, one_line, without_formulas
 from wqk.errors import TableError
 from wqk.tables import sheet
 from wqk.tables.columns import Column
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
         def headed(self) -> list[Column]:
             """Return the columns that are printed."""
+
+        def to_dict(self) -> dict[str, Any]:
+            """Return the metadata and the rows."""
 
 
 # Metadata that a CSV file repeats in every row, in columns after the table's own.
@@ -149,16 +152,32 @@ def as_sheet(table: TableContent) -> Sheet:
     return lines
 
 
+def to_json(table: TableContent) -> bytes:
+    """Return the metadata, the summary and the rows as one object, as ``--json`` prints them."""
+    return (json_text(table.to_dict()) or "").encode()
+
+
+def from_json(content: bytes, types: Types) -> Content:
+    """Read a file written by `to_json`."""
+    value = _mapping(json.loads(content))
+    if not isinstance(value.get("rows"), list):
+        raise ValueError("expected a JSON object with rows")
+    rows = [_mapping(row) for row in value["rows"]]
+    return from_objects([{"metadata": value.get("metadata", {})}, *rows], types)
+
+
 WRITERS: dict[str, Callable[[Any], bytes]] = {
     ".parquet": to_parquet,
     ".csv": to_csv,
     ".jsonl": to_json_lines,
     ".tex": to_latex,
     ".md": to_markdown,
+    ".json": to_json,
 }
 
 READERS: dict[str, Callable[[bytes, Types], Content]] = {
     ".parquet": from_parquet,
     ".jsonl": from_json_lines,
     ".csv": from_csv,
+    ".json": from_json,
 }
