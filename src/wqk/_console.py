@@ -213,19 +213,22 @@ class Shown(ABC):
         return plain(self)
 
     def _repr_html_(self) -> str:
-        from wqk._style import as_image
+        from wqk._style import as_image, close
 
         with suppress(WqkError):
-            figure = self._drawn()
-            return html(self) + (as_image(figure) if figure else "")
+            if figure := self._drawn():
+                close(figure)
+                return html(self) + as_image(figure)
         return html(self)
 
     def _repr_png_(self) -> bytes | None:
         """Return the picture, or the text as a picture; None without matplotlib."""
-        from wqk._style import as_png, written
+        from wqk._style import as_png, close, written
 
         try:
-            return as_png(self._drawn() or written(plain(self, width=PAGE_WIDTH)))
+            figure = self._drawn() or written(plain(self, width=PAGE_WIDTH))
+            close(figure)
+            return as_png(figure)
         except WqkError:
             return None
 

@@ -37,6 +37,10 @@ _EXPLAIN = "wqk explain REF shows what a checkpoint contains, and what a scan wo
 _SCAN = "wqk scan REF scores every layer"
 _WATCH = "wqk watch RUN scores each checkpoint of a run as soon as it is complete"
 _REPORT = "wqk report TABLE... -o report.html shows score tables"
+_COMPLETION = (
+    'eval "$(_WQK_COMPLETE=bash_source wqk)" in ~/.bashrc completes words; for other shells, '
+    "zsh_source or fish_source"
+)
 _TABLES = "wqk lab figure NAME --out FILE.md writes table1, tableS2 or tableS3"
 
 GUESSES = (
@@ -44,7 +48,12 @@ GUESSES = (
         call="wqk.open(ref)",
         command=_EXPLAIN,
         names="attention from_pretrained head layer load load_checkpoint load_model open_model "
-        "read read_attention",
+        "read_attention",
+    ),
+    _guess(
+        call="wqk.open(ref), or wqk.read_table(path) for a table of scores",
+        command=_EXPLAIN,
+        names="read",
     ),
     _guess(
         call="wqk.scan(ref)",
@@ -89,7 +98,11 @@ GUESSES = (
         command="wqk verify REF compares the scores with those of the running model",
         names="check test validate",
     ),
-    _guess(call="wqk.watch(run, out=folder)", command=_WATCH, names="follow tail track"),
+    _guess(
+        call="wqk.watch(run, out=folder), or wqk.scan(run) for the steps that are there",
+        command=_WATCH,
+        names="follow tail track",
+    ),
     _guess(
         call="wqk.Monitor(model, path)",
         command=_WATCH,
@@ -98,10 +111,16 @@ GUESSES = (
     _guess(
         call="wqk.ScoreCallback(folder).attach(trainer)",
         command=_WATCH,
-        names="Callback LightningCallback TrainerCallback WqkCallback callback",
+        names="Callback HFCallback HuggingFaceCallback TrainerCallback WqkCallback callback "
+        "callbacks",
     ),
     _guess(
-        call="wqk.show(ref, layer), or wqk.scan(ref).plot()",
+        call="wqk.Monitor(module, path) in a callback of Lightning, whose steps call monitor(step)",
+        command="",
+        names="LightningCallback lightning pytorch_lightning",
+    ),
+    _guess(
+        call="wqk.scan(ref).plot(), wqk.join(tables).plot(), or wqk.show(ref, layer)",
         command="wqk show REF --layer L draws a form, and wqk scan REF --picture FILE.png the "
         "scores of all layers",
         names="display draw heatmap picture plot view visualise visualize",
@@ -263,7 +282,7 @@ GUESSES = (
     # What only the command has.
     _guess(
         call="",
-        command="the page of commands has the line for your shell's start-up file",
+        command=_COMPLETION,
         names="completion completions install_completion",
     ),
     _guess(call="", command="wqk scan REF --out scores.tex writes LaTeX", names="latex tex"),
@@ -462,6 +481,7 @@ OPTION_GUESSES = (
         "--dtype --precision --fp32 --float32 --half",
         advice="weights are read in their stored number type and scored in float32 or float64",
     ),
+    _option_guess("--install-completion --show-completion --completion", advice=_COMPLETION),
     _option_guess(
         "--list",
         "--published",
@@ -476,6 +496,7 @@ OPTION_GUESSES = (
     _option_guess("--kv-heads --num-kv-heads --num-key-value-heads", "--key-heads"),
     _option_guess("--interval --poll --refresh --sleep", "--every"),
     _option_guess("--last --stop --end --max-steps", "--until"),
+    _option_guess("--exit --no-wait --one-shot --oneshot --single", "--once"),
     _option_guess(
         "--csv --json", "--until", "the scores are written to DIR/wqk-scores; wqk scan RUN prints"
     ),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wqk._files import check_output, write_atomically
 from wqk.errors import required_by
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 PICTURES = (".png", ".pdf", ".svg")
 
@@ -93,6 +96,31 @@ def new_figure(width: float, height: float) -> Figure:
     return _displayed()(figsize=(width, height))
 
 
+def current(method: Method) -> Method:
+    """Make the figure that a method draws pyplot's current figure, if the program uses pyplot.
+
+    After ``table.plot()``, ``plt.savefig(path)`` and ``plt.show()`` then mean the figure. A figure
+    that a notebook has displayed is closed in pyplot, whose backend would display it again.
+    """
+
+    @wraps(method)
+    def drawn(*arguments: Any, **options: Any) -> Any:
+        figure = method(*arguments, **options)
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is not None:
+            with suppress(Exception):  # a backend without a display opens no window
+                pyplot.figure(FigureClass=lambda **_: figure)
+        return figure
+
+    return drawn  # type: ignore[return-value]
+
+
+def close(figure: Figure) -> None:
+    """Close a figure in pyplot, if pyplot has it; the figure can still be saved."""
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close(figure)
+
+
 @cache
 def _displayed() -> type[Figure]:
     from matplotlib.figure import Figure
@@ -104,6 +132,7 @@ def _displayed() -> type[Figure]:
             return as_png(self)
 
         def _repr_html_(self) -> str:
+            close(self)
             return as_image(self)
 
         def savefig(self, *arguments: Any, **options: Any) -> None:

@@ -85,8 +85,8 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "json": "_to_json",
         "to_csv": "_to_csv",
         "to_json": "_to_json",
-        "to_latex": "_to_latex",
-        "to_markdown": "_to_markdown",
+        **dict.fromkeys(("latex", "to_latex"), "_to_latex"),
+        **dict.fromkeys(("markdown", "to_markdown"), "_to_markdown"),
         "to_parquet": "write",
         "save": "write",
         "sort": "_sort",
@@ -245,14 +245,15 @@ class VerbSynonym(NamedTuple):
         Options that the synonym implies.
     out
         Option that replaces ``--out``; without the option, the synonym stands for nothing.
-    at_layer
-        The verb of a line that names a layer, if it is another.
+    at_layer, of_table
+        The verb of a line that names a layer, or of the file of a table, if it is another.
     """
 
     verb: str
     options: Sequence[str] = ()
     out: str = ""
     at_layer: str = ""
+    of_table: str = ""
 
 
 # Verbs of the command, by their synonyms.
@@ -272,7 +273,7 @@ VERBS = {
     **dict.fromkeys(("fix", "repair"), VerbSynonym("same", out="--repair")),
     **dict.fromkeys(
         ("draw", "heatmap", "picture", "plot"),
-        VerbSynonym("scan", out="--picture", at_layer="show"),
+        VerbSynonym("scan", out="--picture", at_layer="show", of_table="report"),
     ),
 }
 
@@ -298,6 +299,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "--base-model": ("--base",),
     "--ov": ("--circuit", "ov"),
     "--all-columns": ("--full",),
+    "--no-follow": ("--once",),
     "--fix": ("--repair",),
 }
 
@@ -321,7 +323,19 @@ REPEATED = {"--revisions": "--revision"}
 ADAPTER_OPTIONS = ("--adapter", "--lora", "--peft")
 
 # Options that only repeat that the checkpoint comes next.
-CHECKPOINT_OPTIONS = ("--checkpoint", "--model", "--model-path", "--ref")
+CHECKPOINT_OPTIONS = (
+    "--checkpoint",
+    "--model",
+    "--model-name",
+    "--model-path",
+    "--models",
+    "--ref",
+    "--refs",
+    "-m",
+)
+
+# Options that only repeat what a verb does in any case.
+ALWAYS = {"survey": ("--continue", "--resume"), "watch": ("--continue", "--follow", "--resume")}
 
 # Options of words that follow a verb's own arguments, in their order; the words are whole numbers.
 NUMBERED = {

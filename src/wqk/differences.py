@@ -13,7 +13,7 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, farthest, kind_in_words, number
-from wqk._style import style
+from wqk._style import current, style
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.factors import FOLDED, PLAIN, lacks_norm
@@ -161,6 +161,7 @@ class DifferenceTable(Table):
             f"in the median, {ratio:.2g} times as far."
         )
 
+    @current
     def plot(self) -> Figure:
         """Draw how far each head moved, layers down, next to the other version, if there is one.
 

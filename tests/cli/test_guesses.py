@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,46 @@ def test_a_guess_leads_to_the_right_call(arguments: list[str], advice: str) -> N
     stderr = run(*arguments, exits=2).stderr
     assert advice in stderr
     assert stderr.count("Error:") == 1
+
+
+def test_a_checkpoint_is_reported_and_a_table_drawn(tmp_path: Path) -> None:
+    page, table, picture = (tmp_path / name for name in ("a.html", "scores.csv", "scores.svg"))
+    run("report", ENCODER, "-o", page)
+    assert "coupling" in page.read_text("utf-8")
+    wqk.scan(ENCODER).write(table)
+    run("report", table, "--picture", picture)
+    assert "symmetry</text>" in picture.read_text("utf-8")
+    assert not (tmp_path / "report.html").exists()
+    message = run("report", tmp_path, "--picture", picture, exits=2).stderr
+    assert "expected the file of a table" in message
+
+
+def test_a_run_is_watched_once(tmp_path: Path) -> None:
+    for step in (1, 2):
+        shutil.copytree(ENCODER, tmp_path / "run" / f"checkpoint-{step}")
+    file = tmp_path / "history.csv"
+    result = run("watch", tmp_path / "run", "--once", "--every", "0.01", "-o", file)
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["step 1", "step 2"]
+    assert wqk.read_table(file).frame["step"].unique().sort().to_list() == [1, 2]
+
+
+def test_a_survey_is_also_written_as_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "survey.csv"
+    run("survey", ENCODER, DECODER, "--jobs", "1", "--resume", "-o", file)
+    assert (tmp_path / "survey" / "scores.parquet").exists()
+    assert wqk.read_table(file).frame["checkpoint"].n_unique() == 2
+
+
+def test_a_pattern_of_addresses_is_refused() -> None:
+    message = run("survey", "https://example.org/models/*", "--dry-run", exits=2).stderr
+    assert "expected the addresses, or a list of them, @list.txt" in message
+
+
+def test_a_table_is_no_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "scores.csv"
+    wqk.scan(ENCODER).write(file)
+    with pytest.raises(CheckpointError, match=r"wqk.read_table\(.*reads a table of scores"):
+        wqk.load(file)
 
 
 def test_rows_of_a_scan_are_chosen() -> None:
@@ -255,6 +296,9 @@ def words(*arguments: object) -> list[str]:
         ("scan X --latex a.tex", "scan X --out a.tex"),
         ("scan X --latex --full", "scan X --out -.tex --full"),
         ("scan X --revisions a,b", "scan X --revision a --revision b"),
+        ("plot a.csv -o a.pdf", "report a.csv --picture a.pdf"),
+        ("survey --models X --resume --out a", "survey X --out a"),
+        ("watch X --no-follow", "watch X --once"),
     ],
 )
 def test_a_hidden_synonym_is_what_it_stands_for(guess: str, meaning: str) -> None:
@@ -313,6 +357,20 @@ def test_pandas_names_of_a_table(tmp_path: Path) -> None:
     explained = wqk.explain(ENCODER)
     assert json.loads(explained.to_json()) == explained.to_dict()
     assert explained.to_csv().startswith("stack,")
+
+
+def test_a_picture_is_the_current_figure_of_pyplot() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    table, form = wqk.scan(ENCODER), wqk.open(ENCODER)[0, 1]
+    pyplot.close("all")
+    for figure in (table.plot(), form.plot()):
+        assert figure.number in pyplot.get_fignums()
+    assert pyplot.gcf() is figure
+    figure._repr_html_()  # a notebook displays the figure once
+    assert figure.number not in pyplot.get_fignums()
+    pyplot.close("all")
+    assert table._repr_html_()
+    assert not pyplot.get_fignums()
 
 
 def test_synonyms_of_a_model() -> None:

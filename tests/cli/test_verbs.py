@@ -86,9 +86,9 @@ def test_an_option_means_the_same_for_every_verb() -> None:
                 kind = "flag" if option.is_flag else repr(option.type)
                 meanings.setdefault(option.opts[-1], set()).add((kind, option.metavar))
     ambiguous = {name for name, uses in meanings.items() if len(uses) > 1}
-    # --out is a table, a picture or a folder; tokens are at one distance, not several;
-    # verify takes a text itself, parts takes a file.
-    assert ambiguous == {"--out", "--distance", "--text"}
+    # --out is a table, a picture or a folder; tokens are at one distance, not several, and of one
+    # head; verify takes a text itself, parts takes a file.
+    assert ambiguous == {"--out", "--distance", "--head", "--text"}
 
 
 @pytest.mark.parametrize("layers", ["-1", "1,-1", "-3:-1"])

@@ -185,6 +185,20 @@ def holds_weights(folder: str) -> bool:
     return bucket_has_weights(folder) if is_bucket(folder) else has_weights(Path(folder))
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path is a file or a folder of weights, or no path but a Hub id.
+
+    Examples
+    --------
+    >>> is_checkpoint(Path("google-bert/bert-base-uncased")), is_checkpoint(Path("scores.csv"))
+    (True, False)
+    """
+    if path.is_dir():
+        return has_weights(path)
+    is_id = not path.suffix and not path.is_absolute() and len(path.parts) <= 2
+    return path.suffix in ENDINGS or (is_id and not path.exists())
+
+
 def _refuse_revision(revision: str | None, name: str) -> None:
     if revision:
         raise CheckpointError(

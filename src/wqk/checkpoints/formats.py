@@ -721,6 +721,12 @@ def open_local(path: Path) -> Checkpoint:
     return checkpoint
 
 
+def table_advice(path: Path) -> str:
+    """Return the end of a message on a file with the ending of a table: the call that reads it."""
+    is_table = path.suffix in (".csv", ".json", ".jsonl", ".parquet")
+    return f"; wqk.read_table({str(path)!r}) reads a table of scores" if is_table else ""
+
+
 def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
     """Open the checkpoint in one file, with the configuration next to it; see `local_folder`."""
     if not path.exists():
@@ -731,7 +737,7 @@ def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
     if path.suffix not in ENDINGS and not layout:
         raise CheckpointError(
             "not a checkpoint file; expected .safetensors, .gguf, or a torch archive "
-            f"({', '.join(ARCHIVES)})"
+            f"({', '.join(ARCHIVES)}){table_advice(path)}"
         )
     folder = local_folder(path.parent, opened)
     parts = layout.files(folder.names or ()) if layout and layout.split_axis else ()

@@ -172,6 +172,23 @@ def live_tables(tables: Iterable[ScoreTable]) -> None:
             show_table(table)
 
 
+def folder_and_file(out: Path) -> tuple[Path, Path | None]:
+    """Return the folder of a survey, and the file of its table if ``--out`` names one.
+
+    Examples
+    --------
+    >>> folder_and_file(Path("survey")), folder_and_file(Path("a/survey.csv"))
+    ((PosixPath('survey'), None), (PosixPath('a/survey'), PosixPath('a/survey.csv')))
+    """
+    from wqk.tables.score_table import check_table_output
+    from wqk.tables.writers import WRITERS
+
+    if out.suffix not in WRITERS or out.is_dir():
+        return out, None
+    check_table_output(out)
+    return out.with_suffix(""), out
+
+
 # The value of ``--out`` that stands for standard output.
 STANDARD_OUTPUT = Path("-")
 

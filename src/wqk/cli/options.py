@@ -229,7 +229,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "out": {
         "type": FILE,
-        "help": "Write the table: .parquet, .csv, .jsonl, .tex or .md; - prints CSV, -.tex LaTeX.",
+        "help": "Write the table: .parquet, .csv, .jsonl, .json, .tex or .md; - prints CSV, -.tex "
+        "LaTeX.",
     },
 }
 

@@ -11,6 +11,7 @@ import click
 
 from wqk._synonyms import (
     ADAPTER_OPTIONS,
+    ALWAYS,
     BY_ENDING,
     BY_WORD,
     CHECKPOINT_OPTIONS,
@@ -73,7 +74,10 @@ def with_verb(synonym: VerbSynonym, arguments: Sequence[str]) -> list[str]:
         for place in places:
             words[place] = synonym.out + words[place].removeprefix(names[place])
     end = words.index("--") if "--" in words else len(words)
-    return [synonym.verb, *words[:end], *synonym.options, *words[end:]]
+    verb = synonym.verb
+    if synonym.of_table and Path(words[0]).suffix in TABLE_FILES:
+        verb = synonym.of_table
+    return [verb, *words[:end], *synonym.options, *words[end:]]
 
 
 def _names_layer(words: Sequence[str]) -> bool:
@@ -96,6 +100,7 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
     ['bert', '--layer', '0', '--head', '1', '-o', 'head.png']
     """
     line = _Line({name: option for option in verb.params for name in option.opts})
+    always = ALWAYS.get(verb.name or "", ())
     remaining = deque(words)
     while remaining:
         word = remaining.popleft()
@@ -105,6 +110,8 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
             line.add_argument(word)
             continue
         name, equals, value = word.partition("=")
+        if name in always:
+            continue
         line.add_option(name, value if equals else None, remaining)
     line.add_adapter()
     return _with_options_for_arguments(verb, line.options, line.words, line.arguments)

@@ -56,7 +56,8 @@ MOST_FAILURES = 20
     "--out",
     type=PATH,
     metavar="DIR",
-    help="Folder of the survey; an interrupted one resumes.",
+    help="Folder of the survey; an interrupted one resumes. With FILE.csv or another table's "
+    "ending, the folder FILE, and the table as this file.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be read, and read nothing.")
 @click.pass_context
@@ -113,6 +114,7 @@ def survey(
         )
     if picture:
         check_picture(picture)
+    out, table_file = display.folder_and_file(out)
     with display.bar("survey", survey_progress) as on_progress:
         try:
             with dask_executor(dask) if dask else nullcontext() as executor:
@@ -122,6 +124,9 @@ def survey(
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     _print(table, out, as_json, ending)
+    if table_file:
+        table.write(table_file)
+        display.say(f"{table_file}: {counted(len(table), 'row')}")
     if picture and len(table):
         save_figure(table.plot("models"), picture)
         display.say(f"picture: {picture}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -290,8 +290,10 @@ def same(
     "--out",
     type=PATH,
     metavar="DIR",
-    help="[default: DIR/wqk-scores; of an address, NAME-scores]",
+    help="Folder of the scores; with FILE.csv or another table's ending, the folder FILE, and the "
+    "table as this file.  [default: DIR/wqk-scores; of an address, NAME-scores]",
 )
+@click.option("--once", is_flag=True, help="Score the steps that are complete, and end.")
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
 @click.option(
     "--every",
@@ -307,13 +309,14 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
     Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
-    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes. To
-    score the steps that are there and end, use wqk scan DIR, or wqk survey DIR --out FOLDER.
+    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes. With
+    --once, it scores the steps that are there.
 
     \b
     Example:
       wqk watch ./run --until 100000
       wqk watch ./run --live
+      wqk watch ./run --once --out scores.csv
       wqk watch s3://bucket/run --out scores
     """
     from wqk.cli import display
@@ -324,6 +327,13 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
 
     name = redacted(run).rstrip("/").rpartition("/")[2]
     folder = out or (Path(f"{name}-scores") if is_url(run) else Path(run) / WATCHED)
+    folder, table_file = display.folder_and_file(folder)
+
+    def written(tables: Iterable[ScoreTable]) -> Iterator[ScoreTable]:
+        for table in tables:
+            if table_file:
+                table.write(table_file)
+            yield table
 
     def tell(rows: ScoreTable) -> None:
         summary = rows.layers.summary().row(0, named=True)
@@ -343,25 +353,27 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
         else:
             display.say(f"{place} cannot be scored, and is tried again once it changes: {reason}")
 
-    display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
+    if not options["once"]:
+        display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
     try:
         if live:
             tables = watch_run(run, out=folder, on_wait=wait, on_failure=fail, **options)
-            display.live_tables(tables)
+            display.live_tables(written(tables))
         else:
-            for _ in watch_run(
+            tables = watch_run(
                 run, out=folder, on_scores=tell, on_wait=wait, on_failure=fail, **options
-            ):
+            )
+            for _ in written(tables):
                 pass
     except KeyboardInterrupt:
-        written = folder / "scores.parquet"
+        scores = folder / "scores.parquet"
         raise KeyboardInterrupt(
-            f"the scores are in {written}" if written.exists() else "no checkpoint was scored"
+            f"the scores are in {scores}" if scores.exists() else "no checkpoint was scored"
         ) from None
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE...")
+@click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE|REF...")
 @click.option(
     "--details",
     "details_files",
@@ -377,16 +389,21 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     metavar="FILE.html",
     help="Report to write (.html).  [default: report.html, if there is none]",
 )
+@picture_file("Draw the scores as wqk scan does, instead of a report without --out")
 @click.option("--title", metavar="TEXT", help="Heading.  [default: the models' names]")
 def report(
-    sources: tuple[Path, ...], details_files: tuple[Path, ...], out: Path | None, title: str | None
+    sources: tuple[Path, ...],
+    details_files: tuple[Path, ...],
+    out: Path | None,
+    picture: Path | None,
+    title: str | None,
 ) -> None:
     """Write score tables as one HTML file that opens offline.
 
     TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, of several
     runs, of a callback (scores.jsonl), of a run that wqk watch has scored, or of a survey. Several
-    are shown side by side. In addition, a table of wqk compose (.parquet) adds a section with the
-    heads that feed heads.
+    are shown side by side. A checkpoint, REF, is scanned first, with its details. In addition, a
+    table of wqk compose (.parquet) adds a section with the heads that feed heads.
 
     \b
     Examples:
@@ -394,24 +411,36 @@ def report(
       wqk report bert.parquet gpt2.parquet --details forms.npz -o report.html
       wqk report scores.parquet pairs.parquet -o report.html
       wqk report ./run -o run.html
+      wqk report google-bert/bert-base-uncased -o report.html
+      wqk report scores.parquet --picture scores.pdf
     """
+    from wqk._style import check_picture, save_figure
+    from wqk.checkpoints import is_checkpoint
     from wqk.cli import display
     from wqk.errors import OutputError, TableError
     from wqk.inspecting.composition import CompositionTable
     from wqk.reporting import check_report, write_report
+    from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.tables.details import read_details
-    from wqk.tables.score_table import ScoreTable, Table, read_one_of
+    from wqk.tables.score_table import ScoreTable, Table, join, read_one_of
 
-    if out is None:
+    if picture:
+        check_picture(picture)
+    if out is None and picture is None:
         out = Path("report.html")
         if out.exists():
             raise OutputError(
                 f"{out}: already exists; -o {out} replaces it, -o FILE.html writes another file"
             )
-    check_report(out)
+    if out:
+        check_report(out)
     pairs: list[Table] = []
     tables: list[ScoreTable | Path] = []
     for source in sources:
+        if is_checkpoint(source):
+            with display.bar(str(source), display.scan_progress) as on_progress:
+                tables.append(scan_checkpoint(str(source), details=True, on_progress=on_progress))
+            continue
         if not source.is_file():  # the folder of a run, a callback or a survey
             tables.append(source)
             continue
@@ -426,8 +455,20 @@ def report(
             "beside them: wqk scan REF --out scores.parquet"
         )
     details = [read_details(file) for file in details_files]
-    write_report(tables, out, details=details, compositions=pairs, title=title)
-    display.say(f"report: {out}")
+    if picture:
+        folders = [str(source) for source in tables if isinstance(source, Path)]
+        if folders:
+            raise TableError(
+                f"{folders[0]}: a picture is drawn of score tables; expected the file of a table, "
+                "such as scores.parquet in the folder"
+            )
+        save_figure(
+            join([table for table in tables if isinstance(table, ScoreTable)]).plot(), picture
+        )
+        display.say(f"picture: {picture}")
+    if out:
+        write_report(tables, out, details=details, compositions=pairs, title=title)
+        display.say(f"report: {out}")
 
 
 @click.command()

@@ -17,6 +17,7 @@ from array_api_compat import device, is_array_api_obj
 
 from wqk._guesses import METHOD_CALLS
 from wqk._machine import cached_property
+from wqk._style import current
 from wqk._typing import Array, Float, Scores
 from wqk.errors import Advising, FormError, called_as
 from wqk.forms import kernels
@@ -332,6 +333,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls=METHOD_CALLS):
         scores = xp.matmul(queries, xp.matrix_transpose(keys))
         return scores[..., 0, 0] if is_single else scores
 
+    @current
     def plot(self, title: str | None = None) -> Figure:
         """Draw a single form's entries, and the norms of its rows and columns (needs matplotlib).
 

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from wqk._console import counted, number
 from wqk._machine import one_blas_thread, usable_cores
+from wqk._style import current
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lack_of_values, lacks_norm, omissions
@@ -143,6 +144,7 @@ class CompositionMatrix:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.values, dtype=dtype)
 
+    @current
     def plot(self) -> Figure:
         """Draw the matrix as a map (needs matplotlib).
 
@@ -257,6 +259,7 @@ class CompositionTable(Table):
                 values[writers[writer], readers[reader]] = number_of_pair
         return CompositionMatrix(str(kind).lower(), value, values, _names(writers), _names(readers))
 
+    @current
     def plot(self, top: int = 30, matrix: bool = False) -> Figure:
         """Draw the strongest pairs (needs matplotlib): layers across, heads upward.
 

@@ -183,7 +183,8 @@ def require_batch(batch: Any, function: str) -> None:
     if batch is None:
         raise CheckpointError(
             f"the batch is missing; expected what the model is called with: "
-            f"wqk.{function}(model, batch)"
+            f"wqk.{function}(model, batch); for any input, wqk.scan(ref, measures=['ceiling']) has "
+            "the largest logits"
         )
 
 

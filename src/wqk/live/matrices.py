@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk._console import Result, counted
+from wqk._style import current
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, required_by
 from wqk.families import Place
@@ -93,6 +94,7 @@ class AttentionMatrices(Result):
             yield sheet
         yield from (f"{name}: {reason}" for name, reason in self.missing.items())
 
+    @current
     def plot(self, block: Any, sequence: int = 0) -> Figure:
         """Draw the matrices of a block's heads, for one sequence of the batch.
 

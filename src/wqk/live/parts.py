@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from wqk._console import Result, number
+from wqk._style import current
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, FormError, called_as, required_by
 from wqk.live.held_out import (
@@ -206,6 +207,7 @@ class Parts(Result):
         for layer in about["left_whole"]:
             yield f"{layer}: left whole"
 
+    @current
     def plot(self) -> Figure:
         """Draw the loss against factors of each half, if measured, and the shares that parts keep.
 

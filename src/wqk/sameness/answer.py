@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk._console import Result, json_value
+from wqk._style import current
 from wqk.sameness import sentences
 from wqk.sameness.comparisons import Comparison
 from wqk.sameness.contents import Outcome
@@ -87,6 +88,7 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
             row["repair"] = block.repair or None
             yield row
 
+    @current
     def plot(self) -> Figure:
         """Draw every head's distance from the same head of the other, for each attention.
 

@@ -223,7 +223,8 @@ def _files_of(source: Path) -> list[Path]:
     if not any(file.suffix == ".safetensors" for file in files):
         raise CheckpointError(
             f"--repair: {source} is no local folder or file of safetensors; "
-            "only these can be written"
+            "only these can be written; for a GGUF file, run the printed code in the converter, "
+            "before quantization"
         )
     return files
 

@@ -14,6 +14,7 @@ import polars as pl
 from wqk._console import Shown, json_text, json_value
 from wqk._files import check_output, require_file, write_atomically
 from wqk._guesses import METHOD_CALLS
+from wqk._style import current
 from wqk._synonyms import PANDAS, PANDAS_AGGREGATES, PANDAS_RANKINGS, attribute, meant_attribute
 from wqk._typing import FilePath
 from wqk.errors import (
@@ -85,7 +86,10 @@ class Table(Shown):
             frame = pl.DataFrame(schema=types(self.declared))
         present = frame.columns
         if missing := [name for name in self.needed if name not in present]:
-            raise TableError(f"a {type(self).__name__} needs the columns {', '.join(missing)}")
+            raise TableError(
+                f"a {type(self).__name__} needs the columns {', '.join(missing)}, as wqk writes "
+                "them; other tables are read by polars or pandas"
+            )
         columns = [*self.declared, *(column for column in self.further if column.name in present)]
         expressions = []
         for column in columns:
@@ -424,7 +428,11 @@ class ScoreTable(Table):
         """All rows of this table and of others; see `wqk.join`."""
         return join([self, *others])
 
-    @called_as('table.plot("layers"), or table.plot(y="symmetry")')
+    @called_as(
+        'table.plot("layers"), or table.plot(y="symmetry"), a figure with axes of its own: '
+        "figure.savefig(path)"
+    )
+    @current
     def plot(
         self,
         view: Literal["layers", "heads", "models"] | None = None,
@@ -446,8 +454,8 @@ class ScoreTable(Table):
         Returns
         -------
         matplotlib.figure.Figure
-            Displayed by notebooks; save it with ``figure.savefig(path)``. The figure is not
-            pyplot's current figure, so ``plt.savefig(path)`` does not write it.
+            Displayed by notebooks; save it with ``figure.savefig(path)``. If the program has
+            imported ``matplotlib.pyplot``, the figure is pyplot's current one.
 
         Raises
         ------

@@ -120,6 +120,11 @@ def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> N
     """
     for ref in refs:
         path = Path(ref)
+        if ref.startswith(("http://", "https://")) and set(ref) & set("*[]"):
+            raise CheckpointError(
+                f"{redacted(ref)}: is a pattern of addresses, and a server lists no folders; "
+                "expected the addresses, or a list of them, @list.txt"
+            )
         if ref.startswith("@") or not exists(path):
             continue
         is_text = path.is_file() and path.suffix in TEXT_ENDINGS

@@ -36,6 +36,9 @@ from wqk.tables.score_table import ScoreTable, read_table
 # Folder of the watched scores, by default inside the folder of the run.
 WATCHED = "wqk-scores"
 
+# Seconds between the two looks of a watch that looks once, at most.
+ONE_LOOK = 1.0
+
 # Seconds between looks: a month.
 LONGEST_WAIT = 30 * 24 * 3600
 
@@ -46,6 +49,7 @@ def watch(
     out: str | os.PathLike[str],
     *,
     until: int | None = None,
+    once: bool = False,
     every: float = 10.0,
     gamma: float = 2.0,
     heads: bool = True,
@@ -77,6 +81,8 @@ def watch(
     until
         Stop once a checkpoint of this step, or a later one, is scored or cannot be; otherwise
         never.
+    once
+        Stop after the second look: score the steps that are complete now.
     every
         Seconds from one look to the next.
     gamma, heads, executor
@@ -124,7 +130,7 @@ def watch(
         on_wait=on_wait,
         on_failure=on_failure,
     )
-    tables = watched.tables(until, every)
+    tables = watched.tables(until, every, once)
     return _shown(tables) if live else tables
 
 
@@ -162,10 +168,17 @@ class _Watch:
             failures = earlier.metadata.get("failed") or ()
             self._failed = {entry["checkpoint"]: None for entry in failures}
 
-    def tables(self, until: int | None, every: float) -> Iterator[ScoreTable]:
-        """Look at the run, and yield the table each time that it has grown."""
+    def tables(self, until: int | None, every: float, once: bool) -> Iterator[ScoreTable]:
+        """Look at the run, and yield the table each time that it has grown; or look twice."""
         if self._on_wait and not _exists(self.run):
             self._on_wait(self.run, "there is no such folder")
+        if once:
+            self._complete_folders()
+            time.sleep(min(every, ONE_LOOK))
+            table = self._table_with(self._complete_folders())
+            if table is not None:
+                yield table
+            return
         while True:
             ready = self._complete_folders()
             if ready:
