@@ -36,11 +36,11 @@ REFUSED = [
     ("show ENCODER --layer 4", "no self-attention in layer 4"),
     ("show ENCODER --layer 0 --head 4", "heads are 0 to 3"),
     ("show ENCODER --layer 0 --cross", "no cross-attention"),
-    ("compare A B", "no such command: compare; wqk same REFERENCE CANDIDATE finds what"),
+    ("compare A B", "no such command: compare; expected wqk same A B, if B should"),
     ("track RUN", "no such command: track; wqk watch RUN scores each checkpoint"),
     ("config MODEL", "no such command: config; wqk explain REF shows"),
     ("plot MODEL", "wqk scan REF --picture FILE.png the scores of all layers"),
-    ("logits MODEL", "no such command; in Python it is wqk.logits: see help(wqk.logits)"),
+    ("logits MODEL", "logits of a text are computed in Python: wqk.logits(model, batch)"),
     (
         "Clip MODEL",
         "weights are clipped in Python: wqk.clip_(model, limit, wqk.logits(model, batch))",

@@ -208,7 +208,9 @@ class Boundary(click.Group):
 
             if isinstance(error, click.NoSuchOption):
                 error = _advised(error)
-            if error.message.startswith("Got unexpected extra argument"):
+            # The error of a verb of the laboratory passes here twice.
+            is_first = "; expected" not in error.message
+            if is_first and error.message.startswith("Got unexpected extra argument"):
                 error.message += _expected_call(getattr(error, "ctx", None))  # type: ignore[misc]
             if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
                 error.message = _example_of(error.param, error.ctx)  # type: ignore[misc]
