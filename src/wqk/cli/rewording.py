@@ -59,11 +59,11 @@ def with_verb(synonym: VerbSynonym, arguments: Sequence[str]) -> list[str]:
     >>> with_verb(VERBS["plot"], ["plot", "a", "0.2"])
     ['show', 'a', '0.2']
     """
-    words = [*arguments[1:]]
-    if synonym.at_layer and _names_layer(words):
-        return [synonym.at_layer, *words]
+    following = [*arguments[1:]]
+    if synonym.at_layer and _names_layer(following):
+        return [synonym.at_layer, *following]
     if synonym.out:
-        names = [word.partition("=")[0] for word in words]
+        names = [word.partition("=")[0] for word in following]
         places = [
             place
             for place, name in enumerate(names)
@@ -72,12 +72,12 @@ def with_verb(synonym: VerbSynonym, arguments: Sequence[str]) -> list[str]:
         if not places:
             return [*arguments]
         for place in places:
-            words[place] = synonym.out + words[place].removeprefix(names[place])
-    end = words.index("--") if "--" in words else len(words)
+            following[place] = synonym.out + following[place].removeprefix(names[place])
+    end = following.index("--") if "--" in following else len(following)
     verb = synonym.verb
-    if synonym.of_table and Path(words[0]).suffix in TABLE_FILES:
+    if synonym.of_table and Path(following[0]).suffix in TABLE_FILES:
         verb = synonym.of_table
-    return [verb, *words[:end], *synonym.options, *words[end:]]
+    return [verb, *following[:end], *synonym.options, *following[end:]]
 
 
 def _names_layer(words: Sequence[str]) -> bool:
