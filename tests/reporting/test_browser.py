@@ -463,6 +463,24 @@ def test_printed_figures_are_drawn_in_light_and_fit_the_sheet(browser, folder):
         assert page.pdf()[:5] == b"%PDF-"
 
 
+@pytest.mark.parametrize("name", ["pair", "runs", "many", "measured"])
+def test_all_figures_are_drawn_when_a_small_report_opens(browser, folder, name):
+    with Reader(browser, folder / f"{name}.html") as page:
+        panels = page.locator("section:not([hidden]) .panels:visible")
+        assert panels.count() > 3
+        drawn = panels.evaluate_all("all => all.map((one) => one.querySelectorAll('svg').length)")
+        assert all(drawn)
+
+
+def test_a_large_report_draws_the_figures_out_of_sight_without_scrolling(browser, tmp_path):
+    path = tmp_path / "large.html"
+    wqk.write_report(table(rows("large", layers=60, heads=96)), path)
+    with Reader(browser, path) as page:
+        for section in ("layers", "heads", "terms"):
+            page.wait_for_selector(f"#{section} .plot .main-svg", state="attached")
+        assert page.evaluate("scrollY") == 0
+
+
 def test_the_largest_model_opens_soon(browser, tmp_path):
     path = tmp_path / "large.html"
     wqk.write_report(table(rows("large", layers=126, heads=128)), path)

@@ -67,7 +67,7 @@ function axis(title, more = {}) {
 /** An axis of layer or head numbers: about ten ticks, all of them integers. */
 function wholeAxis(title, last, more = {}) {
   const step = [1, 2, 5, 10, 20, 50].find((size) => last / size <= 12) ?? 100;
-  return axis(title, {dtick: step, zeroline: false, range: [-0.6, last + 0.6], ...more});
+  return axis(title, {dtick: step, tickangle: 0, zeroline: false, range: [-0.6, last + 0.6], ...more});
 }
 
 /** The same downwards, for the lines of a picture. */

@@ -1,5 +1,5 @@
 'use strict';
-/* The choices, their controls, and the drawing of figures as they come into view. */
+/* The choices, their controls, and the drawing of figures: all at once in a small report. */
 
 const DRAW = {
   runs: drawRuns,
@@ -37,30 +37,50 @@ function zoomed() {
   return chosen.zoomed;
 }
 
+/* Up to this many rows, all figures are drawn before the page is first shown. */
+const ROWS_DRAWN_AT_ONCE = 5000;
+const PAUSE = 250; // milliseconds without a choice, after which figures out of sight are drawn
+
 /* Sections that can be drawn, those in view, and those to be redrawn. */
 const drawable = new Set();
 const seen = new Set();
 const stale = new Set();
+let timer;
 
+function drawSection(id) {
+  stale.delete(id);
+  DRAW[id](chosen);
+}
+
+/** Draws the sections in view now, and the others when the page has nothing else to do. */
 function drawSeen() {
   for (const id of seen) {
-    if (stale.delete(id)) DRAW[id](chosen);
+    if (stale.has(id)) drawSection(id);
   }
+  clearTimeout(timer);
+  timer = setTimeout(drawNext, PAUSE);
+}
+
+/** Draws one section after another, so that the page stays responsive. */
+function drawNext() {
+  const [id] = stale;
+  if (id === undefined) return;
+  drawSection(id);
+  timer = setTimeout(drawNext);
 }
 
 /** Redraws the figures of these sections after a choice. */
 function choose(change, sections = Object.keys(DRAW)) {
   Object.assign(chosen, change);
-  for (const id of sections) stale.add(id);
+  for (const id of sections) {
+    if (drawable.has(id)) stale.add(id);
+  }
   drawSeen();
 }
 
-/** Draws all sections before printing. */
+/** Draws all sections: for printing, and when a small report opens. */
 function drawEverything() {
-  for (const id of drawable) {
-    stale.delete(id);
-    DRAW[id](chosen);
-  }
+  for (const id of drawable) drawSection(id);
 }
 
 /* Theme. */
@@ -325,3 +345,4 @@ startControls();
 startSections();
 startTabs();
 startTheme();
+if (ALL_ROWS.length <= ROWS_DRAWN_AT_ONCE) drawEverything();

@@ -40,7 +40,7 @@ from wqk.reporting.summary import (
 from wqk.scanning.surveys.surveying import survey_table
 from wqk.scanning.surveys.watch import WATCHED
 from wqk.tables.details import Details
-from wqk.tables.rendering import label
+from wqk.tables.rendering import label, shades_of
 from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, open_run
 from wqk.tables.run import read_table as read_scores
 from wqk.tables.score_table import ScoreTable, Table, read_table
@@ -311,8 +311,8 @@ def feeding_section(tables: Sequence[Table]) -> str:
         "whose composition exceeds chance most: the later head reads what the earlier one writes, "
         "with its queries (Q), keys (K) or values (V). Layers across, heads down; thicker arcs "
         "exceed chance by more. p is the probability of such a score by chance, corrected for all "
-        "pairs. A large score says that the weights fit, not that a text makes use of "
-        "them.</p></section>"
+        "pairs. A large score shows that the weights fit; a text need not use the "
+        "connection.</p></section>"
     )
 
 
@@ -463,14 +463,16 @@ def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return losses and symmetry over the common steps of all seeds of a recipe: mean and range."""
     curves = []
     kinds = {"training loss": "loss", "held-out loss": "held_out_loss", "symmetry": "symmetry"}
-    for name, group in by_recipe(runs).items():
+    groups = by_recipe(runs)
+    shades = shades_of(str(group[0].recipe.get("mode") or "encoder") for group in groups.values())
+    for (name, group), (mode, shade) in zip(groups.items(), shades, strict=True):
         for kind, column in kinds.items():
             common = _common_steps(group, column)
             if common.height:
                 values = pl.col("values").list
                 spread = {"mean": values.mean(), "low": values.min(), "high": values.max()}
                 summary = common.select("step", **spread)
-                curve = {"name": name, "kind": kind, "mode": group[0].recipe.get("mode")}
+                curve = {"name": name, "kind": kind, "color": f"{mode}-{shade}"}
                 curve["step"] = summary["step"].to_list()
                 for statistic in spread:
                     curve[statistic] = [digits(value) for value in summary[statistic]]

@@ -190,14 +190,14 @@ function drawRuns() {
   }));
 }
 
-function lossCurve({name, mode, step, mean, low, high}, index) {
-  const shade = `${mode === 'decoder' ? 'decoder' : 'encoder'}-${index % 3}`;
-  return [band(step, low, high, color(shade, 0.15)), {
+function lossCurve(curve, index) {
+  const {name, step, mean, low, high} = curve;
+  return [band(step, low, high, color(curve.color, 0.15)), {
     x: step,
     y: mean,
     name: plain(name),
     mode: step.length > 1 ? 'lines' : 'markers',
-    line: {color: color(shade), width: 2, dash: seriesDash(index)},
+    line: {color: color(curve.color), width: 2, dash: seriesDash(index)},
     hovertemplate: 'step %{x}: %{y:.3f}',
   }];
 }
@@ -320,7 +320,7 @@ function drawTerms(chosen) {
           mode: 'markers',
           x: x.map((layer) => layer + 0.175), // in the middle of the bar within heads
           hovertemplate: 'by chance: %{y:.3f}',
-          marker: {symbol: 'x-thin', size: 8, line: {width: 2, color: color('ink')}},
+          marker: {symbol: 'x', size: 9, color: color('ink'), line: {width: 1, color: color('paper')}},
         }),
       ],
       layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('term of the symmetry', {range}), {
@@ -345,10 +345,12 @@ function termRange(layers) {
 
 function drawPublished() {
   const {models, own} = DATA.published;
-  panels(drawing('published'), [0], () => ({
+  panels(drawing('published'), [0], (_, width) => ({
     caption: 'Median over layers of published models, and of those scanned',
     traces: [...Object.keys(PUBLISHED).map((stack) => publishedDots(models, stack)), ...own.map(ownDot)],
-    layout: layout(axis('symmetry'), axis('directionality (excess)'), {height: 420}),
+    layout: layout(axis('symmetry'), axis('directionality (excess)'), {
+      height: Math.min(420, Math.max(340, width / 2)),
+    }),
   }));
 }
 
