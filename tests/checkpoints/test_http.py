@@ -124,6 +124,19 @@ def test_a_subfolder_and_a_key_in_the_address(site):
     assert "secret" not in str(caught.value)
 
 
+def test_a_folder_that_the_server_refuses_is_no_folder_without_weights(site):
+    site.faults.extend([status(403)] * 40)
+    with pytest.raises(CheckpointError, match=r"server refuses .*answers 403 to \d+ requests"):
+        open_checkpoint(f"{site.url}/m")
+
+
+@pytest.mark.parametrize(("code", "message"), [(403, "may not read it"), (404, "no such file")])
+def test_a_named_file_of_weights_is_not_optional(site, code, message):
+    site.faults.extend([status(code)] * 40)
+    with pytest.raises(HubError, match=f"{WEIGHTS}: .*{message}"):
+        open_checkpoint(f"{site.url}{WEIGHTS}")
+
+
 def test_a_server_without_tags_is_read_but_not_cached(site):
     site.tags = dict.fromkeys(site.files)
     wqk.scan(f"{site.url}{WEIGHTS}")

@@ -86,6 +86,7 @@ def test_a_pattern_names_folders(pattern: str, names: list[str]) -> None:
     [
         ("s3://bucket/gamma*", "no folder there matches 'gamma\\*'"),
         ("s3://bucket/Beta*", "no folder there matches"),
+        ("s3://bucket/beta-[12]", "contains only \\*, got '\\['; use \\*, or list"),
         ("s3://bucket/*/checkpoint-2", "only the last part of an address may contain"),
         ("s3://buck*", "only the last part of an address may contain"),
     ],

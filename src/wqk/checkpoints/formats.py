@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted
 from wqk.checkpoints.checkpoint import (
     Checkpoint,
     Part,
@@ -62,7 +63,7 @@ from wqk.storage.transfers import CONNECTIONS
 if TYPE_CHECKING:
     from wqk.checkpoints.files import WeightFile
     from wqk.storage.byte_source import ByteSource
-    from wqk.storage.transfers import Transfers
+    from wqk.storage.transfers import Refused, Transfers
 
 
 # Where Megatron stores what its processes have in common.
@@ -80,6 +81,7 @@ class Folder(NamedTuple):
     names: Sequence[str] | None = None  # its files; None if they cannot be listed
     below: Callable[[], Iterable[str]] = tuple  # paths of files deeper in it
     transfers: Transfers | None = None  # what fetches the files of a remote folder
+    refusals: Sequence[Refused] = ()  # what the server answered for files that it refuses
 
     def object(self, file: str) -> dict[str, Any]:
         """Read the object in a file of JSON or YAML; empty without a file."""
@@ -330,6 +332,12 @@ def _unread_formats() -> list[dict[str, str]]:
 
 def no_weights(folder: Folder) -> CheckpointError:
     """Return the error for a folder without weights, with a list of the folder's contents."""
+    if folder.refusals:
+        return CheckpointError(
+            f"the server refuses the weights (it answers {folder.refusals[0].status} to "
+            f"{counted(len(folder.refusals), 'request')}); use an address that needs no login or "
+            "contains its key, or download the checkpoint"
+        )
     names = sorted(folder.names or ())
     for name in (*names, *sorted(folder.below())):
         if reason := unread_format(PurePath(name).name):

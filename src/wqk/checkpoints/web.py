@@ -6,7 +6,7 @@ A web server cannot list a folder. Therefore files are requested by the usual na
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Unpack
@@ -21,9 +21,11 @@ from wqk.storage.hub_files import login_headers, place_on_hub
 from wqk.storage.references import redacted, split_address
 from wqk.storage.remote_file import RemoteFile
 from wqk.storage.stores import web_location
-from wqk.storage.transfers import Absent
+from wqk.storage.transfers import Absent, Refused
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from wqk.checkpoints.formats import StoredCheckpoint
     from wqk.storage.references import HubAccess
 
@@ -58,11 +60,12 @@ def open_url(
     else:
         address = url
     is_on_hub = url.startswith(constants.ENDPOINT + "/")
-    folder = WebFolder(address, is_on_hub, access)
+    folder = WebFolder(address, is_on_hub, access, required=weights.files if weights else ())
     if access.offline and weights is None and not folder.has_notes_of(PREFERRED):
         raise HubError(f"{name}: {OFFLINE}")
     source = functools.cache(folder.file)
-    return read_folder(Folder(name, source, transfers=access.transfers), weights)
+    contents = Folder(name, source, transfers=access.transfers, refusals=folder.refusals)
+    return read_folder(contents, weights)
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,13 @@ class WebFolder:
     address: str
     is_on_hub: bool  # whether the server is the Hub, which redirects to signed addresses
     access: RemoteAccess
+    required: Sequence[str] = ()  # files that the address names
+    refusals: list[Refused] = field(default_factory=list)  # answers for files that may be absent
 
     def file(self, name: str) -> RemoteFile | None:
         """Open a file by its name; None if the folder lacks a file that a checkpoint may lack."""
         address = _child(self.address, name)
-        is_optional = name in OPTIONAL
+        is_optional = name in OPTIONAL and name not in self.required
         if self.access.offline:
             return self._noted_file(address, is_optional)
         return self._described_file(address, is_optional)
@@ -119,10 +124,12 @@ class WebFolder:
         )
         try:
             remote.describe()
-        except Absent:
-            if is_optional:
-                return None
-            raise
+        except Absent as refusal:
+            if not is_optional:
+                raise
+            if isinstance(refusal, Refused):
+                self.refusals.append(refusal)
+            return None
         if remote.strong_tag:
             self.access.cache.write_note(address, [remote.size, remote.strong_tag])
         return remote

@@ -138,8 +138,13 @@ def matching_folders(address: str) -> list[str]:
     Raises
     ------
     CheckpointError
-        There is none, or an earlier part contains ``*``.
+        There is none, an earlier part contains ``*``, or the address contains ``[``.
     """
+    if "[" in redacted(address):
+        raise CheckpointError(
+            "a pattern of an address contains only *, got '['; use *, or list the addresses in a "
+            "text file and give @FILE"
+        )
     parent, _, pattern = redacted(address).rstrip("/").rpartition("/")
     if "*" in parent or parent.endswith(":/"):
         raise CheckpointError("only the last part of an address may contain *")

@@ -33,6 +33,14 @@ class Absent(HubError):
     """There is no such file, or not for this user."""
 
 
+class Refused(Absent):
+    """The server refuses the file to this user, whether or not the file exists."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"this login may not read it (the server answers {status})")
+        self.status = status
+
+
 class Passing(Exception):
     """A failure that may pass; ``attempts`` says how often it may occur in a row."""
 
@@ -104,7 +112,7 @@ def failure_of(error: Exception, expires: bool = False) -> Exception:
         refusal: HubError = Absent("no such file")
         return Expired(refusal) if expires else refusal
     if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
-        refusal = Absent(f"this login may not read it (the server answers {code or 403})")
+        refusal = Refused(code or 403)
         return Expired(refusal) if expires else refusal
     if isinstance(error, exceptions.PreconditionError):
         return CheckpointError("was replaced during the read; scan it again")

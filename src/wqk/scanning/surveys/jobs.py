@@ -69,6 +69,7 @@ from wqk.tables.writers import to_parquet
 
 # Characters of patterns.
 WILDCARDS = frozenset("*?[")
+ADDRESS_WILDCARDS = WILDCARDS - {"?"}  # a question mark begins the query of an address
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,7 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
 
 def _is_pattern_of_paths(ref: str) -> bool:
     """Return whether a ref is a pattern of paths on this machine, which a shell did not expand."""
-    # A question mark begins the query of an address.
-    wildcards = WILDCARDS - {"?"}
-    return bool(set(ref) & wildcards) and "://" not in ref and not exists(Path(ref))
+    return bool(ADDRESS_WILDCARDS & set(ref)) and "://" not in ref and not exists(Path(ref))
 
 
 def _matching_paths(pattern: str) -> list[str]:
@@ -233,11 +232,11 @@ def _jobs_of(
 
 
 def _bucket_paths(ref: str, revisions: Sequence[str]) -> list[str]:
-    """Addresses of the checkpoints in a bucket that an address, perhaps with ``*``, names."""
+    """Addresses of the checkpoints in a bucket that an address, perhaps a pattern, names."""
     if revisions:
         raise CheckpointError(f"{redacted(ref)}: only Hub repositories have revisions")
     with errors_about(redacted(ref)):
-        folders = matching_folders(ref) if "*" in ref else [ref]
+        folders = matching_folders(ref) if set(redacted(ref)) & ADDRESS_WILDCARDS else [ref]
         steps = [steps_of(folder) for folder in folders]
     return list(chain.from_iterable(steps))
 
