@@ -62,6 +62,7 @@ autodoc_typehints_format = "short"
 autosummary_generate = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_use_param = False  # several parameters with one description stay together
 napoleon_attr_annotations = False
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
@@ -99,9 +100,36 @@ def keep_colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
         lines[:1] = [f"{head}:", tail]
 
 
-def keep_stars(app: Any, context: Any, lines: list[str]) -> None:
-    """Keep the stars of file patterns in the help of commands, which is plain text."""
-    lines[:] = [line.replace("*", r"\*") for line in lines]
+def format_help(app: Any, context: Any, lines: list[str]) -> None:
+    """Make the examples in the help of a command a block of code; the rest is plain text."""
+    help_lines = []
+    is_example = False
+    for line in lines:
+        if line.strip() == "| Examples:":
+            is_example = True
+            help_lines += [".. code-block:: console", ""]
+        elif is_example and line.startswith("|"):
+            help_lines.append("   $ " + line.removeprefix("|").strip())
+        else:
+            is_example = False
+            help_lines.append(line.replace("*", r"\*"))
+    lines[:] = help_lines
+
+
+def shorten_signature(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str, str | None] | None:
+    """Leave private fields and the defaults of mutable fields out of a class's signature."""
+    if what != "class" or not signature or "<factory>" not in signature:
+        return None
+    signature = re.sub(r", _\w+: [^=]*?\s*=\s*<factory>", "", signature)
+    return signature.replace("<factory>", "..."), returns
 
 
 def skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
@@ -141,6 +169,8 @@ ACCESSIBLE = {
 # A corner of a table above row names is no heading.
 WIDE_PICTURE = re.compile(r'<img [^>]*(?:class="paper"|style="width: \d+%;")[^>]*>')
 SCROLLED = '<span class="scrolled" tabindex="0" role="group" aria-label="Picture">{}</span>'
+# Between a name and its description, a dash instead of two hyphens.
+HYPHENS = re.compile(r"(</(?:strong|em|a)>\)?) -- ")
 EMPTY_HEADING = re.compile(r'<th class="head[^"]*"><p></p></th>')
 
 
@@ -153,6 +183,7 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
         if 'class="scrolled"' not in text:
             text = WIDE_PICTURE.sub(lambda match: SCROLLED.format(match[0]), text)
         text = EMPTY_HEADING.sub("<td></td>", text)
+        text = HYPHENS.sub(r"\1 – ", text)
         if text != before:
             page.write_text(text, encoding="utf-8")
 
@@ -160,6 +191,7 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
 def setup(app: Any) -> None:
     app.connect("build-finished", make_accessible)
     app.connect("builder-inited", write_coverage)
-    app.connect("sphinx-click-process-description", keep_stars)
+    app.connect("sphinx-click-process-description", format_help)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
+    app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-skip-member", skip_fields)

@@ -131,6 +131,7 @@ def main() -> None:
     """Make every picture."""
     table = demo_table()
     save_figure(demo_figure(table), IMAGES / "demo.png")
+    save_figure(demo_figure(table, narrow=True), IMAGES / "demo-narrow.png")
     blocks = table.details.blocks if table.details else ()
     save_figure(draw("fig2", Sources(blocks=blocks)), IMAGES / "fig2.png")
     show(demo_model("encoder"), 0, coupling=True).save(IMAGES / "coupling.png")

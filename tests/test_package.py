@@ -100,11 +100,13 @@ def test_the_wheel_is_small_and_complete(wheel: Path) -> None:
 
 def test_links_of_the_description_work_on_a_package_index(wheel: Path) -> None:
     description = metadata_of(wheel).get_payload(decode=True).decode("utf-8")
-    links = re.findall(r"\]\(([^)]+)\)", description)
+    links = re.findall(r"\]\(([^)]+)\)|srcset=\"([^\"]+)\"", description)
+    links = [link or picture for link, picture in links]
     assert len(links) > 15
     assert [link for link in links if not link.startswith("https://")] == []
     of_the_project = [link for link in links if link.startswith(ADDRESS)]
-    assert f"{ADDRESS}/raw/main/docs/images/demo.png" in of_the_project
+    for picture in ("demo", "demo-narrow"):
+        assert f"{ADDRESS}/raw/main/docs/images/{picture}.png" in of_the_project
     for link in of_the_project:
         path = re.sub(r"^/(blob|raw)/main/", "", link.removeprefix(ADDRESS))
         assert (ROOT / path).exists()

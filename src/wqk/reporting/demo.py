@@ -117,8 +117,11 @@ def demo_verdict(table: ScoreTable) -> str:
 
 
 @style()
-def demo_figure(table: ScoreTable) -> Figure:
-    """Draw the scores of both models, and one layer's matrix of each (needs matplotlib)."""
+def demo_figure(table: ScoreTable, *, narrow: bool = False) -> Figure:
+    """Draw the scores of both models, and one layer's matrix of each (needs matplotlib).
+
+    A narrow figure, for phones, has the matrices below the scores.
+    """
     from wqk.forms.images import draw_with_norms
 
     # For each model, the layer that shows its structure best.
@@ -127,8 +130,12 @@ def demo_figure(table: ScoreTable) -> Figure:
         "encoder": layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1],
         "decoder": layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0],
     }
-    figure = new_figure(9.4, 2.6)
-    grid = figure.add_gridspec(1, 4, width_ratios=[1.0, 1.0, 1.15, 1.15])
+    if narrow:
+        figure = new_figure(4.4, 4.6)
+        grid = figure.add_gridspec(2, 2, height_ratios=[1.0, 1.1])
+    else:
+        figure = new_figure(9.4, 2.6)
+        grid = figure.add_gridspec(1, 4, width_ratios=[1.0, 1.0, 1.15, 1.15])
     for column, (score, title) in enumerate(SCORE_LABELS.items()):
         axis = figure.add_subplot(grid[column])
         layer_curves(axis, table, score, title)
