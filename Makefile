@@ -22,7 +22,7 @@ PAIR := examples/pair.toml
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test test-slow train check docs format floors floors-extras distributions bench \
+.PHONY: help demo test test-slow train check docs format floors floors-extras loggers distributions bench \
 	performance campaign mutants derive results clean
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter fix what they can"
 	@echo "make floors    the core's tests at the lowest versions of what it needs; floors-extras: of all"
+	@echo "make loggers   run the tests with Lightning, W&B, MLflow and trackio, in an environment of their own"
 	@echo "make distributions  build a release, check it, and try it in a new environment"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make performance  the same, into docs/performance.md; SECTIONS='scans training'"
@@ -111,6 +112,14 @@ floors-extras: $(FLOORS)/bin/uv
 	$(LOWEST) -e '.[report,train,cluster,gguf]' $(TESTING)
 	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider -m "not campaign and not slow" \
 		-W ignore::DeprecationWarning $(EXTRAS)
+
+# Loggers that no other test needs; a test whose logger cannot be imported is reported as skipped.
+LOGGERS := .venv-loggers
+loggers:
+	test -d $(LOGGERS) || $(PYTHON) -m venv $(LOGGERS)
+	$(LOGGERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[train]' $(TESTING) wandb mlflow trackio pytorch-lightning
+	$(LOGGERS)/bin/python -m pytest --quiet -p no:cacheprovider -rs tests/live/test_loggers.py
 
 # What a release consists of, checked, and tried where nothing else is installed.
 RELEASE := .venv-release
