@@ -1,15 +1,38 @@
-"""bitsandbytes: NF4 and FP4 in one flat tensor; int8 with the largest entry of each row."""
+"""bitsandbytes: NF4 and FP4 in one flat tensor; int8 with the largest entry of each row.
+
+Tensors of a weight (O, I) of 4-bit codes, whose N = O·I entries are taken row after row:
+
+- ``weight`` (N/2, 1), bytes: two codes in a byte, the first one in the high bits;
+- ``weight.quant_map`` (16,): the value of each code, from −1 to 1;
+- ``weight.absmax``: the scale of each block of ``blocksize`` entries, in float32;
+- ``weight.quant_state.bitsandbytes__nf4`` or ``…__fp4``: a JSON object with the shape and the
+  sizes of blocks.
+
+If scales are quantized, ``weight.absmax`` has a code of 8 bits for each block. The scale is then
+nested_quant_map[code] · nested_absmax + nested_offset, with one ``weight.nested_absmax`` for each
+``nested_blocksize`` scales.
+
+Tensors of a weight (O, I) of int8: ``weight``, whole numbers, and ``SCB`` (O,), the largest entry
+of each row, for which 127 stands.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Grid
-from wqk.checkpoints.quantization.matrix import Arrays, QuantizedMatrix, scaled, uniform_grid
-from wqk.checkpoints.quantization.module import Module, size
+from wqk.checkpoints.checkpoint import Grid, as_number
+from wqk.checkpoints.quantization.matrix import (
+    Arrays,
+    QuantizedMatrix,
+    ceil_divide,
+    scaled,
+    uniform_grid,
+)
+from wqk.checkpoints.quantization.module import CORRECT, DEQUANTIZE, REQUANTIZE, Module, size
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
@@ -48,34 +71,45 @@ def _settings(settings: Settings) -> BitsAndBytesSettings:
     four = settings.switch("load_in_4bit", "_load_in_4bit")
     eight = settings.switch("load_in_8bit", "_load_in_8bit")
     if four and eight:
-        raise settings.error("load_in_4bit and load_in_8bit are both set")
+        raise settings.error(
+            f"load_in_4bit and load_in_8bit are both set; expected one of the two; {CORRECT}"
+        )
     if settings.word("bnb_4bit_quant_storage") not in ("", "uint8", "torch.uint8"):
         raise settings.error(
             f"bnb_4bit_quant_storage = {shown(settings.values['bnb_4bit_quant_storage'])} is a "
-            "type of codes that is not read; expected uint8"
+            f"type of codes that is not read; expected uint8; {DEQUANTIZE}"
         )
-    bits = 4 if four else None
-    return BitsAndBytesSettings(8 if eight else bits, settings.word("bnb_4bit_quant_type"))
+    bits = None
+    if four:
+        bits = 4
+    elif eight:
+        bits = 8
+    return BitsAndBytesSettings(bits, settings.word("bnb_4bit_quant_type"))
 
 
 def _open(module: Module, settings: BitsAndBytesSettings) -> QuantizedMatrix:
     bits = 8 if module.codes == ".weight" else 4
     if settings.bits not in (None, bits):
-        raise CheckpointError(
-            f"{module.stem} has codes of {bits} bits, and the configuration sets load_in_"
-            f"{settings.bits}bit"
+        raise module.error(
+            "",
+            f"the configuration sets load_in_{settings.bits}bit, and the codes have other bits",
+            expected=f"codes of {settings.bits} bits",
+            actual=bits,
+            remedy=CORRECT,
         )
     return _int8(module) if bits == 8 else _four_bits(module, settings)
 
 
 def _int8(module: Module) -> QuantizedMatrix:
-    """Whole numbers of 8 bits; in each row, 127 stands for the largest entry."""
+    """Return a weight of whole numbers of 8 bits; in each row, 127 stands for the largest entry."""
     outputs, inputs = module.shape(".weight", "I8")
-    scales = module.shape(".SCB", "F32 F16 BF16", axes=None)
-    if size(scales) != outputs or scales[0] != outputs:
-        raise CheckpointError(
-            f"{module.name('.SCB')} of shape {scales} must have one entry for each of {outputs} "
-            "outputs"
+    largest_shape = module.shape(".SCB", "F32 F16 BF16", axes=None)
+    if size(largest_shape) != outputs or largest_shape[:1] != (outputs,):
+        raise module.error(
+            ".SCB",
+            "must have one entry for each output",
+            expected=f"the shape ({outputs},)",
+            actual=largest_shape,
         )
     components = {"codes": module.component(".weight", 1), "scales": module.component(".SCB", 1)}
     if module.has(".weight_format"):
@@ -84,8 +118,12 @@ def _int8(module: Module) -> QuantizedMatrix:
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         if "format" in stored and stored["format"].any():
-            raise CheckpointError(f"{name} is laid out for a kernel, not row by row")
-        return scaled(stored["codes"], stored["scales"].reshape(-1, 1) * np.float32(1 / 127))
+            raise CheckpointError(
+                f"{name}: is laid out for a kernel, not row by row; expected the weight_format 0, "
+                f"got {shown(stored['format'].reshape(-1)[0].item())}; {DEQUANTIZE}"
+            )
+        steps = stored["scales"].reshape(-1, 1) * np.float32(1 / 127)
+        return scaled(stored["codes"], steps)
 
     return module.matrix(
         "INT 8-bit",
@@ -98,106 +136,169 @@ def _int8(module: Module) -> QuantizedMatrix:
 
 @dataclass(frozen=True)
 class _QuantState:
-    """The library's description of one matrix."""
+    """The library's description of one matrix.
+
+    Attributes
+    ----------
+    outputs, inputs
+        Shape of the matrix, (O, I).
+    block
+        Entries that share a scale.
+    scale_codes
+        The storage of scales that are quantized; None if the description has none.
+    """
 
     outputs: int
     inputs: int
     block: int
-    outer_block: int | None
-    offset: float | None
+    scale_codes: _ScaleCodes | None
+
+    @property
+    def count(self) -> int:
+        """Number of entries of the matrix."""
+        return self.outputs * self.inputs
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of entries, of which the last may have fewer."""
+        return ceil_divide(self.count, self.block)
 
 
-def _state(module: Module, ending: str, kind: str, configured: str) -> _QuantState:
+class _ScaleCodes(NamedTuple):
+    """The storage of quantized scales: scales that share an outer scale, and what is added."""
+
+    block: int
+    offset: float
+
+
+def _state(module: Module, ending: str, kind: str, configured_kind: str) -> _QuantState:
+    """Return the checked description of a matrix.
+
+    Parameters
+    ----------
+    module, ending
+        The module, and the end of the name of its description.
+    kind
+        Kind of the codes, by this name: ``nf4`` or ``fp4``.
+    configured_kind
+        Kind of the codes, by the configuration; empty if not set.
+
+    Raises
+    ------
+    CheckpointError
+        The description has an unknown key, no sizes, or another kind.
+    """
     values = module.description(ending)
-    name = module.name(ending)
-    unknown = sorted(set(values) - STATE_KEYS)
-    if unknown:
-        raise CheckpointError(f"{name}: {shown(unknown[0])} is not a key that is known")
-    if values.get("quant_type", kind) != kind or configured not in ("", kind):
-        raise CheckpointError(
-            f"{name}: its name, quant_type and the configuration name different kinds of codes"
+    unknown_keys = sorted(set(values) - STATE_KEYS)
+    if unknown_keys:
+        raise module.error(
+            ending,
+            f"{shown(unknown_keys[0])} is not a key that is known",
+            expected=f"the keys {', '.join(sorted(STATE_KEYS))}",
+            actual=shown(unknown_keys),
+            remedy=DEQUANTIZE,
+        )
+    quant_type = values.get("quant_type", kind)
+    if quant_type != kind or configured_kind not in ("", kind):
+        raise module.error(
+            ending,
+            "its name, quant_type and the configuration name different kinds of codes",
+            expected=kind,
+            actual=f"quant_type {shown(quant_type)} and the setting {configured_kind or 'none'}",
+            remedy=CORRECT,
         )
     match values:
-        case {"shape": [int(outputs), int(inputs)], "blocksize": int(block)}:
-            pass
-        case _:
-            raise CheckpointError(f"{name} must be JSON with a matrix's shape and a blocksize")
-    offset = values.get("nested_offset")
-    return _QuantState(
-        outputs,
-        inputs,
-        block,
-        outer_block=_positive(values.get("nested_blocksize")),
-        offset=float(offset) if isinstance(offset, int | float) else None,
+        case {"shape": [int(outputs), int(inputs)], "blocksize": int(block)} if (
+            outputs > 0 and inputs > 0 and block > 0
+        ):
+            return _QuantState(outputs, inputs, block, _scale_codes(values))
+    raise module.error(
+        ending,
+        "must be JSON with a matrix's shape and a blocksize",
+        expected="positive whole numbers",
+        actual=f"{shown(values.get('shape'))} and {shown(values.get('blocksize'))}",
     )
 
 
-def _positive(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
+def _scale_codes(values: Mapping[str, Any]) -> _ScaleCodes | None:
+    """Return the storage of quantized scales in a description; None if it is not described."""
+    block, offset = values.get("nested_blocksize"), as_number(values.get("nested_offset"))
+    if type(block) is not int or block <= 0 or offset is None:
+        return None
+    return _ScaleCodes(block, offset)
 
 
 def _four_bits(module: Module, settings: BitsAndBytesSettings) -> QuantizedMatrix:
-    """4-bit codes, two in a byte, the high half first; a scale for each block of the flat tensor.
-
-    Scales may be codes as well, under outer scales and an offset.
-    """
+    """Return a weight of 4-bit codes, with a scale for each block of the flat tensor."""
     kinds = [kind for kind in KINDS if module.has(STATE + kind)]
     if len(kinds) != 1:
-        raise CheckpointError(
-            f"{module.name('.weight')}: expected one description of its codes "
-            f"(quant_state.bitsandbytes__nf4 or fp4), got {len(kinds)}"
+        raise module.error(
+            ".weight",
+            "has not one description of its codes",
+            expected="quant_state.bitsandbytes__nf4 or quant_state.bitsandbytes__fp4",
+            actual=" and ".join(kinds) or "none",
         )
     kind = kinds[0]
     state = _state(module, STATE + kind, kind, settings.kind)
-    outputs, inputs, block = state.outputs, state.inputs, state.block
-    count = outputs * inputs
-    codes = module.shape(".weight", "U8", axes=None)
-    if not (outputs > 0 and inputs > 0 and block > 0) or size(codes) != -(-count // 2):
-        raise CheckpointError(
-            f"{module.name('.weight')} does not hold two codes a byte of {outputs} × {inputs}"
+    inputs = state.inputs
+    codes_shape = module.shape(".weight", "U8", axes=None)
+    byte_count = ceil_divide(state.count, 2)
+    if size(codes_shape) != byte_count:
+        raise module.error(
+            ".weight",
+            f"does not hold two codes a byte of {state.outputs} × {inputs}",
+            expected=f"{byte_count} bytes",
+            actual=f"the shape {codes_shape}",
         )
     module.require(".weight.quant_map", (16,), "F32")
-    blocks = -(-count // block)
-    module.require(".weight.absmax", (blocks,), "F32 U8")
+    module.require(".weight.absmax", (state.blocks,), "F32 U8")
     # If rows are whole bytes of the flat tensor, only the wanted rows are read.
-    by_row = inputs % 2 == 0 and codes == (count // 2, 1)
+    is_by_row = inputs % 2 == 0 and codes_shape == (byte_count, 1)
     components = {
-        "codes": module.component(".weight", inputs // 2 if by_row else 0),
+        "codes": module.component(".weight", rows=inputs // 2 if is_by_row else 0),
         "scales": module.component(".weight.absmax"),
         "table": module.component(".weight.quant_map"),
         "about": module.component(STATE + kind),
     }
-    nested = module.info(".weight.absmax").dtype == "U8"
-    outer, offset = state.outer_block or 0, state.offset or 0.0
-    if nested:
-        if state.outer_block is None or state.offset is None:
+    has_scale_codes = module.info(".weight.absmax").dtype == "U8"
+    if has_scale_codes:
+        if state.scale_codes is None:
             raise CheckpointError(
-                f"{module.name(STATE + kind)}: scales are quantized, and nested_blocksize and "
-                "nested_offset are missing"
+                f"{module.name(STATE + kind)}: scales are quantized, and nested_blocksize or "
+                f"nested_offset is missing; {REQUANTIZE}"
             )
+        outer_scales = ceil_divide(state.blocks, state.scale_codes.block)
         module.require(".weight.nested_quant_map", (256,), "F32")
-        module.require(".weight.nested_absmax", (-(-blocks // outer),), "F32")
+        module.require(".weight.nested_absmax", (outer_scales,), "F32")
         components["outer"] = module.component(".weight.nested_absmax")
         components["outer_table"] = module.component(".weight.nested_quant_map")
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        flat = stored["codes"].reshape(-1)
-        codes = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)
-        entries = rows[:, None] * inputs + np.arange(inputs)
-        codes = codes.reshape(-1, inputs) if by_row else codes[entries]
+        row_bytes = stored["codes"].reshape(-1)
+        codes = np.stack([row_bytes >> 4, row_bytes & 15], axis=-1).reshape(-1)
+        entries = rows[:, None] * inputs + np.arange(inputs)  # numbers in the flat tensor
+        codes = codes.reshape(-1, inputs) if is_by_row else codes[entries]
         scales = stored["scales"]
-        if nested:
-            large = np.repeat(stored["outer"], outer)[:blocks]
-            scales = stored["outer_table"][scales] * large + np.float32(offset)
-        return np.asarray(stored["table"][codes] * scales[entries // block])
+        if has_scale_codes:
+            scales = _scales_of_codes(stored, state)
+        result: np.ndarray = stored["table"][codes] * scales[entries // state.block]
+        return result
 
     return module.matrix(
         kind.upper(),
-        (outputs, inputs),
-        grid=Grid(block, 2 / 15),
+        (state.outputs, inputs),
+        grid=Grid(state.block, 2 / 15),
         components=components,
         values=values,
     )
+
+
+def _scales_of_codes(stored: Arrays, state: _QuantState) -> np.ndarray:
+    """Return the scales of all blocks (blocks,), which are stored as codes of 8 bits."""
+    assert state.scale_codes is not None
+    outer_scales = np.repeat(stored["outer"], state.scale_codes.block)[: state.blocks]
+    scales: np.ndarray = stored["outer_table"][stored["scales"]] * outer_scales
+    return scales + np.float32(state.scale_codes.offset)
 
 
 BITSANDBYTES = QuantizedFormat(

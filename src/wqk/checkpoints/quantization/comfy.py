@@ -1,8 +1,15 @@
 """ComfyUI: 8-bit floats and int8 with one scale, described by JSON next to each weight.
 
-``comfy_quant`` names the format of a weight. A weight of int8 may have been rotated: in each group
-of columns it was multiplied by a regular Hadamard matrix, which is its own inverse, and inputs are
-multiplied by the same matrix while the model runs. The rotation is undone here.
+Tensors of a weight (O, I):
+
+- ``weight`` (O, I), 8-bit floats or whole numbers of 8 bits;
+- ``weight_scale``, one number, or (O,) for whole numbers;
+- ``comfy_quant``, bytes: a JSON object with the ``format``, and for a rotated weight ``convrot``
+  and ``convrot_groupsize``.
+
+A weight of whole numbers may have been rotated: in each group of columns it was multiplied by a
+regular Hadamard matrix, which is its own inverse, and inputs are multiplied by the same matrix
+while the model runs. The rotation is undone here.
 """
 
 from __future__ import annotations
@@ -17,14 +24,9 @@ import numpy as np
 
 from wqk.checkpoints.files import DESCRIPTION
 from wqk.checkpoints.quantization.float8 import FLOAT8, float8_matrix
-from wqk.checkpoints.quantization.matrix import (
-    Arrays,
-    QuantizedMatrix,
-    scaled,
-    uniform_grid,
-)
-from wqk.checkpoints.quantization.modelopt import with_input_scales
-from wqk.checkpoints.quantization.module import FLOATS, Module, Source, size
+from wqk.checkpoints.quantization.matrix import Arrays, QuantizedMatrix
+from wqk.checkpoints.quantization.modelopt import int8_matrix, with_input_scales
+from wqk.checkpoints.quantization.module import CORRECT, DEQUANTIZE, Module, Source
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
@@ -42,37 +44,71 @@ FORMATS = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8_tensorwis
 # Keys of ``comfy_quant`` that choose a kernel.
 KERNELS = {"full_precision_matrix_mult"}
 
-# Columns of a rotated group, where the file leaves them out.
+# Keys of ``comfy_quant`` that are read.
+KEYS = ("format", "convrot", "convrot_groupsize")
+
+# Columns of a rotated group, if the file leaves them out.
 ROTATED_COLUMNS = 256
 
 
 @dataclass(frozen=True)
 class _WeightFormat:
-    """The format of one weight, and the columns of a rotated group; 0 if it is not rotated."""
+    """The description of one weight.
+
+    Attributes
+    ----------
+    format
+        Name of the format, one of `FORMATS`.
+    rotated_columns
+        Columns of a rotated group; None if the weight is not rotated.
+    """
 
     format: str
-    rotated: int
+    rotated_columns: int | None
 
 
 def _description(values: Mapping[str, Any], name: str) -> _WeightFormat:
-    """Read the description of one weight; `CheckpointError` for what is not read."""
+    """Return the checked description of one weight.
+
+    Parameters
+    ----------
+    values
+        The JSON object of ``comfy_quant``.
+    name
+        Name of the tensor, for messages.
+
+    Raises
+    ------
+    CheckpointError
+        A format, a key or a rotation is not read.
+    """
     kind = values.get("format")
     if kind not in FORMATS:
         raise CheckpointError(
-            f"{name}: the format {shown(kind)} is not read; expected one of {', '.join(FORMATS)}"
+            f"{name}: the format {shown(kind)} is not read; expected one of {', '.join(FORMATS)}; "
+            f"{DEQUANTIZE}"
         )
-    rotated = values.get("convrot", False)
+    unknown_keys = sorted(set(values) - KERNELS - set(KEYS))
+    if unknown_keys:
+        raise CheckpointError(
+            f"{name}: {shown(unknown_keys)} is not known; expected the keys {', '.join(KEYS)}; "
+            f"{DEQUANTIZE}"
+        )
+    is_rotated = values.get("convrot", False)
+    if is_rotated not in (True, False):
+        raise CheckpointError(
+            f"{name}: convrot is not known; expected true or false, got {shown(is_rotated)}; "
+            f"{DEQUANTIZE}"
+        )
+    if not is_rotated:
+        return _WeightFormat(kind, rotated_columns=None)
     columns = values.get("convrot_groupsize", ROTATED_COLUMNS)
-    unknown = sorted(set(values) - KERNELS - {"format", "convrot", "convrot_groupsize"})
-    if unknown or rotated not in (True, False):
-        raise CheckpointError(f"{name}: {shown(unknown or rotated)} is not known")
-    if not rotated:
-        return _WeightFormat(kind, 0)
     if kind != "int8_tensorwise" or not _is_power_of_four(columns):
         raise CheckpointError(
-            f"{name}: a rotation of {shown(kind)} in groups of {shown(columns)} is not read"
+            f"{name}: a rotation of {shown(kind)} in groups of {shown(columns)} is not read; "
+            f"expected int8_tensorwise in groups of a power of 4; {DEQUANTIZE}"
         )
-    return _WeightFormat(kind, columns)
+    return _WeightFormat(kind, rotated_columns=columns)
 
 
 def require_described(source: Source) -> None:
@@ -85,38 +121,48 @@ def require_described(source: Source) -> None:
         try:
             layers = json.loads(text)["layers"].items()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise CheckpointError(f"{DESCRIPTION} of the header must be JSON with layers") from None
+            raise CheckpointError(
+                f"{DESCRIPTION} of the header: is no description of weights; expected a JSON "
+                f"object with the key layers, got {shown(text)}; {DEQUANTIZE}"
+            ) from None
         for layer, values in layers:
             if f"{layer}.comfy_quant" in source.tensors:
                 continue
             name = f"{DESCRIPTION} of {layer}"
-            if not isinstance(values, dict) or _description(values, name).rotated:
-                raise CheckpointError(f"{name}: {shown(values)} is not read from the header")
+            is_described = isinstance(values, dict)
+            if not is_described or _description(values, name).rotated_columns is not None:
+                raise CheckpointError(
+                    f"{name}: {shown(values)} is not read from the header; expected the format of "
+                    f"a weight that is not rotated; {DEQUANTIZE}"
+                )
 
 
 def _is_power_of_four(value: Any) -> bool:
-    return (
-        type(value) is int
-        and 4 <= value <= 2**16
-        and value.bit_count() == 1
-        and (value.bit_length() % 2 == 1)
-    )
+    """Return whether a value is one of the whole numbers 4, 16, 64, …, 65536."""
+    return type(value) is int and value in (4**exponent for exponent in range(1, 9))
 
 
 @cache
 def regular_hadamard(order: int) -> np.ndarray:
-    """Return the symmetric orthogonal matrix of ±1/√order whose rows all have one sum.
+    """Return the regular Hadamard matrix (order, order) of a power of 4, in float32.
+
+    The entries are ±1/√order, the matrix is symmetric and orthogonal, and all rows have one sum. It
+    is the Kronecker power of the matrix of order 4.
 
     Examples
     --------
+    >>> (2 * regular_hadamard(4)).tolist()[0]
+    [1.0, 1.0, 1.0, -1.0]
     >>> regular_hadamard(4).sum(axis=0).tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    four = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32)
-    matrix = four
-    while len(matrix) < order:
-        matrix = np.kron(matrix, four)
-    return matrix / np.float32(order**0.5)
+    signs_of_four = np.ones((4, 4), np.float32)
+    for row in range(4):
+        signs_of_four[row, 3 - row] = -1
+    signs = signs_of_four
+    while len(signs) < order:
+        signs = np.kron(signs, signs_of_four)
+    return signs / np.float32(order**0.5)
 
 
 def _open(module: Module, settings: None) -> QuantizedMatrix:
@@ -124,14 +170,18 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
     description = _description(module.description(".comfy_quant"), name)
     dtype = module.info(".weight").dtype
     if dtype != FORMATS[description.format]:
-        raise CheckpointError(
-            f"{module.name('.weight')} has the type {dtype}, and comfy_quant names "
-            f"{description.format}"
+        raise module.error(
+            ".weight",
+            f"has another type than the format {description.format} in comfy_quant stores",
+            expected=FORMATS[description.format],
+            actual=dtype,
         )
     if dtype == "I8":
-        matrix = _integers(module, description.rotated)
+        matrix = int8_matrix(module)
     else:
         matrix = float8_matrix(module, ".weight_scale", strategy="tensor")
+    if description.rotated_columns is not None:
+        matrix = _rotated_back(module, matrix, description.rotated_columns)
     about = {"about": module.component(".comfy_quant")}
     nbytes = matrix.info.nbytes + module.info(".comfy_quant").nbytes
     matrix = replace(
@@ -142,38 +192,29 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
     return with_input_scales(module, matrix)
 
 
-def _integers(module: Module, rotated: int) -> QuantizedMatrix:
-    """Whole numbers of 8 bits with a scale for each row or for all, perhaps rotated."""
-    outputs, inputs = module.shape(".weight", "I8")
-    scales = module.shape(".weight_scale", FLOATS, axes=None)
-    if size(scales) not in (1, outputs) or (scales and scales[0] not in (1, outputs)):
-        raise CheckpointError(
-            f"{module.name('.weight_scale')} of shape {scales} for {outputs} outputs"
+def _rotated_back(module: Module, matrix: QuantizedMatrix, columns: int) -> QuantizedMatrix:
+    """Return a matrix (O, I) whose groups of columns are multiplied by a Hadamard matrix.
+
+    The values lie on no grid.
+    """
+    inputs = matrix.info.shape[1]
+    if inputs % columns:
+        raise module.error(
+            ".weight",
+            f"rotated groups of {columns} do not divide {inputs} columns",
+            expected=f"a divisor of {inputs}",
+            actual=columns,
+            remedy=CORRECT,
         )
-    if rotated and inputs % rotated:
-        raise CheckpointError(
-            f"{module.name('.weight')}: rotated groups of {rotated} do not divide {inputs} columns"
-        )
-    by_row = int(size(scales) == outputs > 1)
+    rotated_values = matrix.values
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        steps = np.broadcast_to(stored["scales"].reshape(-1, 1), (len(rows), 1))
-        result = scaled(stored["codes"], steps)
-        if rotated:
-            groups = result.reshape(len(rows), -1, rotated)
-            result = (groups @ regular_hadamard(rotated).T).reshape(len(rows), inputs)
-        return np.asarray(result)
+        rotated_groups = rotated_values(stored, rows).reshape(len(rows), -1, columns)
+        groups = rotated_groups @ regular_hadamard(columns).T
+        result: np.ndarray = groups.reshape(len(rows), inputs)
+        return result
 
-    return module.matrix(
-        "INT 8-bit",
-        (outputs, inputs),
-        grid=None if rotated else uniform_grid(8, inputs),
-        components={
-            "codes": module.component(".weight", 1),
-            "scales": module.component(".weight_scale", by_row),
-        },
-        values=values,
-    )
+    return replace(matrix, info=matrix.info._replace(grid=None), values=values)
 
 
 def _settings(settings: Settings) -> None:

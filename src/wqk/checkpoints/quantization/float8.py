@@ -1,23 +1,35 @@
 """8-bit floats, whose values mean nothing without their scales.
 
-There is one scale for the tensor, for each row, or for each block: of 128 × 128 (DeepSeek), or of
-the configured size. ``weight_scale_inv`` and ``weight_scale`` are both multiplied with the values.
+Tensors of a weight (O, I):
+
+- ``weight`` (O, I), 8-bit floats: E4M3 (1 sign, 4 exponent, 3 mantissa bits) or E5M2;
+- ``weight_scale_inv`` or ``weight_scale``, which are both multiplied with the values: one number;
+  (O,) or (O, 1), for rows; or one number for each block of rows and columns. The size of a block is
+  configured, or 128 × 128 (DeepSeek), or follows from the numbers of blocks.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
+    ceil_divide,
     powers_of_two,
     scaled,
 )
-from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.module import (
+    CORRECT,
+    DEQUANTIZE,
+    FLOATS,
+    REQUANTIZE,
+    Module,
+    size,
+)
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
@@ -33,15 +45,23 @@ from wqk.errors import CheckpointError, shown
 
 FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
+
+class Block(NamedTuple):
+    """Rows and columns that share a scale."""
+
+    rows: int
+    columns: int
+
+
 # Blocks of DeepSeek's models, whose first configurations left their size out.
-DEFAULT_BLOCK = (128, 128)
+DEFAULT_BLOCK = Block(128, 128)
 
 
 @dataclass(frozen=True)
 class Float8Settings:
-    """Rows and columns of a block, and the type of the codes; None or empty if not set."""
+    """Size of a block, and the type of the codes; None or empty if not set."""
 
-    block: tuple[int, int] | None = None
+    block: Block | None = None
     kind: str = ""
 
 
@@ -51,28 +71,37 @@ def _settings(settings: Settings) -> Float8Settings:
         case None:
             block = None
         case [int(high), int(wide)] if high > 0 and wide > 0:
-            block = (high, wide)
+            block = Block(high, wide)
         case _:
-            raise settings.error(f"weight_block_size must be rows and columns, got {shown(sides)}")
+            raise settings.error(
+                "weight_block_size must be rows and columns; expected a list of two positive "
+                f"whole numbers, got {shown(sides)}; {CORRECT}"
+            )
     kind = settings.word("fmt")
     if kind not in ("", "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"):
-        raise settings.error(f"fmt = {shown(kind)} is not a type of 8-bit floats that is known")
+        raise settings.error(
+            f"fmt = {shown(kind)} is not a type of 8-bit floats that is known; expected e4m3 or "
+            f"e5m2; {DEQUANTIZE}"
+        )
     return Float8Settings(block, kind.removeprefix("float8_").removesuffix("fn"))
 
 
 def _open(module: Module, settings: Float8Settings) -> QuantizedMatrix:
     dtype = module.info(module.codes).dtype
     if settings.kind and f"F8_{settings.kind.upper()}" != dtype:
-        raise CheckpointError(
-            f"{module.name(module.codes)} has the type {dtype}, and the configuration sets "
-            f"{settings.kind}"
+        raise module.error(
+            module.codes,
+            "has another type than the configuration sets (fmt)",
+            expected=settings.kind,
+            actual=dtype,
+            remedy=CORRECT,
         )
     endings = [f"{module.codes}{end}" for end in ("_scale_inv", "_scale")]
     scales = [ending for ending in endings if module.has(ending)]
     if len(scales) > 1:
         raise CheckpointError(
-            f"{module.name(scales[0])} and {module.name(scales[1])} are both there, and a weight "
-            "has the scales of one of them"
+            f"{module.name(scales[0])} and {module.name(scales[1])} are both there; expected the "
+            f"scales of a weight under one of the names; {REQUANTIZE}"
         )
     return float8_matrix(module, scales[0], block=settings.block)
 
@@ -85,7 +114,7 @@ def float8_matrix(
     strategy: str = "",
     exponents_in_bytes: bool = False,
 ) -> QuantizedMatrix:
-    """Return a tensor of 8-bit floats with its scales.
+    """Return a tensor of 8-bit floats (O, I), or of any shape under one scale, with its scales.
 
     Parameters
     ----------
@@ -97,41 +126,35 @@ def float8_matrix(
         Configured kind of scales: ``tensor``, ``channel``, ``group``, ``block``; empty if not set.
     exponents_in_bytes
         Whether scales of type U8 are exponents.
+
+    Raises
+    ------
+    CheckpointError
+        Scales have another type, fit no blocks of the tensor, or fit its rows and its columns.
     """
     info = module.info(module.codes)
-    name = module.name(ending)
-    kind, stored_shape = module.info(ending).dtype, module.info(ending).shape
-    exponents = kind == "F8_E8M0" or (kind == "U8" and exponents_in_bytes)
-    if not exponents and kind not in (*FLOATS.split(), "F64"):
-        raise CheckpointError(
-            f"{name}: scales must have a floating-point type ({FLOATS.replace(' ', ', ')}), "
-            f"got {kind}"
-        )
-    shape = stored_shape
-    if size(shape) == 1:
-        shape = (1,) * len(info.shape)
-    elif shape == info.shape[:1]:
-        shape = (*shape, 1)
-    if len(shape) != len(info.shape) or (size(shape) > 1 and len(shape) != 2):
-        raise CheckpointError(f"{name}: scales of shape {shape} for a tensor of {info.shape}")
-    _require_strategy(name, strategy, info.shape, shape)
-    if block is None and not strategy and len(shape) == 2:
-        _require_one_reading(name, info.shape, shape)
-    expected = block or DEFAULT_BLOCK
-    is_configured = block is not None and size(shape) > 1
-    sides = [
-        _block_side(length, blocks, side, name, is_configured)
-        for length, blocks, side in zip(info.shape, shape, expected, strict=False)
-    ]
+    are_exponents = _are_exponents(module, ending, exponents_in_bytes)
+    scales_shape = _shape_by_axis(module, ending)
+    is_single = size(scales_shape) == 1
+    _require_strategy(module, ending, strategy, scales_shape)
+    if block is None and not strategy and len(scales_shape) == 2:
+        _require_one_reading(module, ending, scales_shape)
+    block_sides: list[int] = []
+    if not is_single:
+        for length, blocks, side in zip(
+            info.shape, scales_shape, block or DEFAULT_BLOCK, strict=True
+        ):
+            block_sides.append(_block_side(module, ending, length, blocks, side, block is not None))
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        scales = powers_of_two(stored["scales"]) if exponents else stored["scales"]
-        if scales.size == 1:
-            return np.asarray(stored["codes"] * scales.reshape(()).astype(np.float32))
-        scale_rows = rows // sides[0]
-        scale_columns = np.arange(info.shape[1]) // sides[1]
-        scales_of_rows = scales.reshape(shape)[scale_rows]
-        return scaled(stored["codes"], scales_of_rows, None, scale_columns)
+        scales = powers_of_two(stored["scales"]) if are_exponents else stored["scales"]
+        if is_single:
+            result: np.ndarray = stored["codes"] * scales.reshape(()).astype(np.float32)
+            return result
+        rows_of_block, columns_of_block = block_sides
+        scales_of_rows = scales.reshape(scales_shape)[rows // rows_of_block]
+        block_of_column = np.arange(info.shape[1]) // columns_of_block
+        return scaled(stored["codes"], scales_of_rows, group_of=block_of_column)
 
     return module.matrix(
         info.dtype,
@@ -145,62 +168,131 @@ def float8_matrix(
     )
 
 
+def _are_exponents(module: Module, ending: str, exponents_in_bytes: bool) -> bool:
+    """Return whether scales are exponents, not numbers; `CheckpointError` for other types."""
+    dtype = module.info(ending).dtype
+    if dtype == "F8_E8M0" or (dtype == "U8" and exponents_in_bytes):
+        return True
+    if dtype not in (*FLOATS.split(), "F64"):
+        raise module.error(
+            ending,
+            "scales must have a floating-point type",
+            expected=FLOATS.replace(" ", ", "),
+            actual=dtype,
+        )
+    return False
+
+
+def _shape_by_axis(module: Module, ending: str) -> tuple[int, ...]:
+    """Return the shape of scales with one length for each axis of the weight.
+
+    A single scale has the lengths 1; scales of rows, (O,), are (O, 1).
+    """
+    weight_shape, stored_shape = module.info(module.codes).shape, module.info(ending).shape
+    shape = stored_shape
+    if size(stored_shape) == 1:
+        shape = (1,) * len(weight_shape)
+    elif stored_shape == weight_shape[:1]:
+        shape = (*stored_shape, 1)
+    if len(shape) != len(weight_shape) or (size(shape) > 1 and len(shape) != 2):
+        raise module.error(
+            ending,
+            f"scales of shape {stored_shape} for a tensor of {weight_shape}",
+            expected="one scale, or one for each row or block of a matrix",
+            actual=f"the shape {stored_shape}",
+        )
+    return shape
+
+
 def _require_strategy(
-    name: str, strategy: str, weight: tuple[int, ...], scales: tuple[int, ...]
+    module: Module, ending: str, strategy: str, scales_shape: tuple[int, ...]
 ) -> None:
     """Raise `CheckpointError` if scales are not of the configured kind."""
-    rows, columns = weight[:1], scales[1:]
-    fits = {
-        "tensor": size(scales) == 1,
-        "channel": scales[:1] == rows and size(columns) == 1,
-        "group": scales[:1] == rows,
+    weight_shape = module.info(module.codes).shape
+    has_all_rows = scales_shape[:1] == weight_shape[:1]
+    fits_strategy = {
+        "tensor": size(scales_shape) == 1,
+        "channel": has_all_rows and size(scales_shape[1:]) == 1,
+        "group": has_all_rows,
     }
-    if not fits.get(strategy, True):
-        raise CheckpointError(
-            f"{name}: scales of shape {scales} for a tensor of {weight}, and the configuration "
-            f"sets the strategy {strategy}"
+    if not fits_strategy.get(strategy, True):
+        raise module.error(
+            ending,
+            f"scales of shape {scales_shape} for a tensor of {weight_shape}, and the configuration "
+            f"sets the strategy {strategy}",
+            expected=f"scales of the strategy {strategy}",
+            actual=f"the shape {scales_shape}",
+            remedy=CORRECT,
         )
 
 
-def _require_one_reading(name: str, weight: tuple[int, ...], scales: tuple[int, ...]) -> None:
+def _require_one_reading(module: Module, ending: str, scales_shape: tuple[int, ...]) -> None:
     """Raise `CheckpointError` if scales could lie along either axis, and nothing sets their blocks.
 
     Scales of the tensor, of rows, and of groups of a row are those that libraries write, and so are
     blocks of 128 × 128. Others are read if their transpose would not fit.
     """
-    (outputs, inputs), (high, wide) = weight, scales
-    blocks = tuple(
-        math.ceil(length / side) for length, side in zip(weight, DEFAULT_BLOCK, strict=True)
+    weight_shape = module.info(module.codes).shape
+    (outputs, inputs), (block_rows, block_columns) = weight_shape, scales_shape
+    default_blocks = (
+        ceil_divide(outputs, DEFAULT_BLOCK.rows),
+        ceil_divide(inputs, DEFAULT_BLOCK.columns),
     )
-    is_transposed_row = scales == (1, outputs)
-    if size(scales) == 1 or high == outputs or (scales == blocks and not is_transposed_row):
+    is_transposed_row = scales_shape == (1, outputs)
+    has_default_blocks = scales_shape == default_blocks and not is_transposed_row
+    if size(scales_shape) == 1 or block_rows == outputs or has_default_blocks:
         return
-    if high and wide and inputs % high == 0 and outputs % wide == 0:
+    is_empty = block_rows == 0 or block_columns == 0
+    if not is_empty and inputs % block_rows == 0 and outputs % block_columns == 0:
         raise CheckpointError(
-            f"{name}: scales of shape {scales} for a tensor of {weight} fit its rows as well as "
-            "its columns, and which of them they are for, the file leaves open; expected "
-            "weight_block_size in quantization_config"
+            f"{module.name(ending)}: scales of shape {scales_shape} for a tensor of {weight_shape} "
+            "fit its rows as well as its columns, and which of them they are for, the file leaves "
+            "open; expected weight_block_size in quantization_config, got none; set "
+            "weight_block_size"
         )
 
 
-def _block_side(length: int, blocks: int, side: int, name: str, is_configured: bool) -> int:
-    """Return the length of a block's side, of which the last block may have less.
+def _block_side(
+    module: Module, ending: str, length: int, blocks: int, side: int, is_configured: bool
+) -> int:
+    """Return the length of a block along one axis, of which the last block may have less.
 
     One block for all is as long as the tensor, and as many as there are entries are one entry each.
+
+    Parameters
+    ----------
+    module, ending
+        The module, and the end of the name of the scales.
+    length
+        Length of the weight along the axis.
+    blocks
+        Number of scales along the axis.
+    side
+        Configured or usual length of a block.
+    is_configured
+        Whether the configuration sets the length.
     """
     if blocks in (1, length) and not is_configured:
         return length // max(blocks, 1) or 1
-    if math.ceil(length / side) == blocks:
+    if ceil_divide(length, side) == blocks:
         return side
     if is_configured:
-        raise CheckpointError(
-            f"{name}: {blocks} blocks of scales are not those of {length} in blocks of {side}, as "
-            "the configuration sets them"
+        raise module.error(
+            ending,
+            f"{blocks} blocks of scales are not those of {length} in blocks of {side}, as the "
+            "configuration sets them",
+            expected=f"{ceil_divide(length, side)} blocks",
+            actual=blocks,
+            remedy=CORRECT,
         )
-    side, remainder = divmod(length, blocks) if blocks else (0, length)
-    if remainder:
-        raise CheckpointError(f"{name}: {blocks} blocks of scales do not divide {length} evenly")
-    return side
+    if blocks == 0 or length % blocks:
+        raise module.error(
+            ending,
+            f"{blocks} blocks of scales do not divide {length} evenly",
+            expected=f"a divisor of {length}",
+            actual=blocks,
+        )
+    return length // blocks
 
 
 _COMPANIONS = tuple(

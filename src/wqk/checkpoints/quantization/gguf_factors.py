@@ -6,11 +6,13 @@ their global scale there, and BitNet its own. The weight itself is of any type o
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from wqk.checkpoints.quantization.matrix import Arrays, Component, QuantizedMatrix
 from wqk.checkpoints.quantization.module import FLOATS, Module, size
-from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def with_factor(module: Module) -> QuantizedMatrix:
@@ -19,16 +21,19 @@ def with_factor(module: Module) -> QuantizedMatrix:
     factors = module.shape(".scale", FLOATS, axes=None)
     is_by_expert = len(info.shape) == 3 and factors == info.shape[:1]
     if size(factors) != 1 and not is_by_expert:
-        raise CheckpointError(
-            f"{module.name('.scale')} of shape {factors} is not one factor of "
-            f"{module.name('.weight')}, of shape {info.shape}"
+        raise module.error(
+            ".scale",
+            f"is not one factor of {module.name('.weight')}, of shape {info.shape}",
+            expected="one number, or one for each expert",
+            actual=f"the shape {factors}",
         )
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         factor = stored["factor"].reshape(-1)
         if is_by_expert:
             factor = factor[rows].reshape(-1, 1, 1)
-        return np.asarray(stored["weight"] * factor)
+        result: np.ndarray = stored["weight"] * factor
+        return result
 
     nbytes = info.nbytes + module.info(".scale").nbytes
     components = {

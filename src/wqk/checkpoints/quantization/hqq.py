@@ -1,19 +1,27 @@
 """HQQ: groups are the rows or the columns of a matrix of codes, in words that hold far rows.
 
 The codes (C, S) of a matrix (O, I) are its values in order, C·S = O·I. Along axis 1 each row of
-codes is a group, along axis 0 each column. ``packing`` gives the bits of a code and the type of a
-word, whose first code is the highest.
+codes is a group, along axis 0 each column. Tensors of the matrix:
+
+- ``W_q`` (T, S), words of k codes of b bits; ``packing`` names b and the type of a word. There are
+  T = C / k rows of words, rounded up. Word t of a column has the codes of the rows t, T + t,
+  2T + t, …, the first one in the highest of its k·b used bits;
+- ``scale`` and ``zero``, (C, 1) along axis 1, (1, S) along axis 0;
+- ``shape``, the numbers O and I; ``nbits``, the used bits of a code; ``packing``, a name in bytes.
+
+A value is (code − zero) · scale.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
-from wqk.checkpoints.quantization.matrix import Arrays, QuantizedMatrix
-from wqk.checkpoints.quantization.module import FLOATS, Module
+from wqk.checkpoints.quantization.matrix import Arrays, QuantizedMatrix, ceil_divide
+from wqk.checkpoints.quantization.module import DEQUANTIZE, FLOATS, REQUANTIZE, Module
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
@@ -23,15 +31,23 @@ from wqk.checkpoints.quantization.table import (
     companions,
     keys,
 )
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, shown
 
-# Bits of a code, codes in a word, and the word's type.
+
+class Packing(NamedTuple):
+    """The storage of codes: bits of a code, codes in a word, and the type of the word."""
+
+    bits: int
+    codes_of_word: int
+    word_type: str
+
+
 PACKING = {
-    b"8bit_u8": (8, 1, "U8"),
-    b"4bit_u8": (4, 2, "U8"),
-    b"3bit_32": (3, 10, "I32"),
-    b"2bit_u8": (2, 4, "U8"),
-    b"1bit_u8": (1, 8, "U8"),
+    b"8bit_u8": Packing(bits=8, codes_of_word=1, word_type="U8"),
+    b"4bit_u8": Packing(bits=4, codes_of_word=2, word_type="U8"),
+    b"3bit_32": Packing(bits=3, codes_of_word=10, word_type="I32"),
+    b"2bit_u8": Packing(bits=2, codes_of_word=4, word_type="U8"),
+    b"1bit_u8": Packing(bits=1, codes_of_word=8, word_type="U8"),
 }
 
 # Switches that are stored as tensors, and that are not read if they are on.
@@ -39,123 +55,206 @@ SWITCHES = (".quant_scale", ".quant_zero", ".view_as_float", ".offload_meta")
 
 
 @dataclass(frozen=True)
-class _MatrixSizes:
-    """Sizes of one matrix, from its small tensors."""
+class _CodeMatrix:
+    """The matrix of codes (C, S) of one weight (O, I).
+
+    Attributes
+    ----------
+    outputs, inputs
+        O and I.
+    code_rows, width
+        C and S.
+    packing
+        The storage of codes in words.
+    used_bits
+        Bits of a code that are used; a fraction for a number of values that is no power of two.
+    has_row_groups
+        Whether a group is a row of codes (axis 1), not a column (axis 0).
+    """
 
     outputs: int
     inputs: int
-    bits: int
-    in_word: int
-    used_bits: float
-    steps: int
+    code_rows: int
     width: int
-    by_row: bool
+    packing: Packing
+    used_bits: float
+    has_row_groups: bool
 
     @property
-    def count(self) -> int:
-        """Number of rows of codes."""
-        return self.outputs * self.inputs // self.width
+    def word_rows(self) -> int:
+        """Number of rows of words, T."""
+        return ceil_divide(self.code_rows, self.packing.codes_of_word)
+
+    @property
+    def values_of_group(self) -> int:
+        """Number of values that share a scale."""
+        return self.width if self.has_row_groups else self.code_rows
+
+    def codes_at(self, words: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """Return the codes in these rows and columns, out of the words (T, S)."""
+        place_in_word, word_row = np.divmod(row, self.word_rows)
+        shifts = self.packing.bits * (self.packing.codes_of_word - 1 - place_in_word)
+        largest_code = 2**self.packing.bits - 1
+        codes: np.ndarray = (words[word_row, column] >> shifts) & largest_code
+        return codes
 
 
-def _layout(module: Module) -> _MatrixSizes:
-    """Read the sizes of a matrix; `CheckpointError` if its tensors do not fit together."""
-    packing, shape, stored_bits = (
-        module.small(ending) for ending in (".packing", ".shape", ".nbits")
-    )
-    if packing.dtype.kind not in "iu":
-        raise CheckpointError(f"{module.name('.packing')} must be bytes of a name")
-    bits, in_word, dtype = PACKING.get(packing.astype(np.uint8).tobytes(), (0, 1, ""))
-    steps, width = module.shape(".W_q", dtype or "U8")
-    scales = module.shape(".scale", FLOATS)
-    outputs, inputs = map(int, shape) if shape.dtype.kind == "i" and len(shape) == 2 else (0, 0)
-    used = float(stored_bits[0]) if len(stored_bits) == 1 else 0.0
-    count, remainder = divmod(outputs * inputs, width)
-    axes = [axis for axis, fits in ((1, (count, 1)), (0, (1, width))) if scales == fits]
-    if (
-        not (1 <= used <= bits and outputs > 0 and inputs > 0)
-        or remainder
-        or steps != -(-count // in_word)
-        or not axes
-        or module.shape(".zero", FLOATS) != scales
-    ):
-        raise CheckpointError(
-            f"{module.stem}: HQQ's W_q of shape {(steps, width)}, scales of shape {scales}, zeros, "
-            f"nbits, packing, and the shape {(outputs, inputs)} do not fit together"
+def _code_matrix(module: Module) -> _CodeMatrix:
+    """Return the matrix of codes of a module; `CheckpointError` if tensors do not fit together."""
+    packing = _packing(module)
+    word_rows, width = module.shape(".W_q", packing.word_type)
+    scales_shape = module.shape(".scale", FLOATS)
+    outputs, inputs = _stored_shape(module)
+    used_bits = _used_bits(module, packing)
+    code_rows, rest = divmod(outputs * inputs, width)
+    fitting_axes = []
+    if scales_shape == (code_rows, 1):
+        fitting_axes.append(1)
+    if scales_shape == (1, width):
+        fitting_axes.append(0)
+    has_words = rest == 0 and word_rows == ceil_divide(code_rows, packing.codes_of_word)
+    if not has_words or not fitting_axes or module.shape(".zero", FLOATS) != scales_shape:
+        raise module.error(
+            "",
+            "HQQ's W_q, scales, zeros, nbits, packing and shape do not fit together",
+            expected=f"words and scales of {outputs} × {inputs} codes of {packing.bits} bits",
+            actual=f"W_q of shape {(word_rows, width)} and scales of shape {scales_shape}",
         )
-    axis = _axis(module, axes)
-    _require_group(module, width if axis else count)
-    return _MatrixSizes(outputs, inputs, bits, in_word, used, steps, width, by_row=axis == 1)
+    axis = _axis(module, fitting_axes)
+    matrix = _CodeMatrix(
+        outputs=outputs,
+        inputs=inputs,
+        code_rows=code_rows,
+        width=width,
+        packing=packing,
+        used_bits=used_bits,
+        has_row_groups=axis == 1,
+    )
+    _require_group(module, matrix.values_of_group)
+    return matrix
 
 
-def _axis(module: Module, fitting: list[int]) -> int:
-    """Return the axis of groups, as it is stored; without it, the only one that fits."""
+def _packing(module: Module) -> Packing:
+    """Return the storage of codes that ``packing`` names; `CheckpointError` for an unknown name."""
+    stored = module.small(".packing")
+    name = stored.astype(np.uint8).tobytes() if stored.dtype.kind in "iu" else b""
+    if name not in PACKING:
+        raise module.error(
+            ".packing",
+            "must be bytes of a name",
+            expected=" or ".join(known.decode() for known in PACKING),
+            actual=shown(stored[:16].tolist()),
+        )
+    return PACKING[name]
+
+
+def _stored_shape(module: Module) -> tuple[int, int]:
+    """Return the shape (O, I) that ``shape`` sets; `CheckpointError` for anything else."""
+    stored = module.small(".shape")
+    is_shape = stored.dtype.kind == "i" and len(stored) == 2 and bool((stored > 0).all())
+    if not is_shape:
+        raise module.error(
+            ".shape",
+            "is not the shape of a matrix",
+            expected="two positive whole numbers",
+            actual=shown(stored[:3].tolist()),
+        )
+    outputs, inputs = map(int, stored)
+    return outputs, inputs
+
+
+def _used_bits(module: Module, packing: Packing) -> float:
+    """Return the used bits of a code; `CheckpointError` for more bits than a code has."""
+    stored = module.small(".nbits")
+    bits = float(stored[0]) if len(stored) == 1 else 0.0
+    if not 1 <= bits <= packing.bits:
+        raise module.error(
+            ".nbits",
+            "does not fit the packing",
+            expected=f"one number from 1 to {packing.bits}",
+            actual=shown(stored[:3].tolist()),
+        )
+    return bits
+
+
+def _axis(module: Module, fitting_axes: list[int]) -> int:
+    """Return the stored axis of groups; without ``axis``, the only one that fits the scales."""
     if module.has(".axis"):
         stored = module.small(".axis")
-        if len(stored) != 1 or stored[0] not in fitting:
-            raise CheckpointError(
-                f"{module.name('.axis')} is {stored[:3].tolist()}, and the shape of the scales is "
-                f"that of axis {' or '.join(map(str, fitting))}"
+        if len(stored) != 1 or stored[0] not in fitting_axes:
+            raise module.error(
+                ".axis",
+                "is not the axis that the shape of the scales has",
+                expected=" or ".join(map(str, fitting_axes)),
+                actual=shown(stored[:3].tolist()),
             )
         return int(stored[0])
-    if len(fitting) > 1 and module.shape(".scale", FLOATS) != (1, 1):
-        raise CheckpointError(f"{module.name('.axis')} is missing, and both axes fit the scales")
-    return fitting[0]
+    if len(fitting_axes) > 1 and module.shape(".scale", FLOATS) != (1, 1):
+        raise CheckpointError(
+            f"{module.name('.axis')}: is missing, and both axes fit the scales; expected 0 or 1; "
+            f"{REQUANTIZE}"
+        )
+    return fitting_axes[0]
 
 
-def _require_group(module: Module, size: int) -> None:
+def _require_group(module: Module, values_of_group: int) -> None:
     """Raise `CheckpointError` if the stored size of a group is another one."""
     if not module.has(".group_size"):
         return
     stored = module.small(".group_size")
-    if len(stored) != 1 or int(stored[0]) not in (size, 0, -1):
-        raise CheckpointError(
-            f"{module.name('.group_size')} is {stored[:3].tolist()}, and the groups have {size} "
-            "values"
+    if len(stored) != 1 or stored[0] not in (values_of_group, 0, -1):
+        raise module.error(
+            ".group_size",
+            "is not the number of values that share a scale",
+            expected=values_of_group,
+            actual=shown(stored[:3].tolist()),
         )
 
 
 def _refuse_switches(module: Module) -> None:
-    """Raise `CheckpointError` for what changes the order or the type of tensors."""
+    """Raise `CheckpointError` for a switch that changes the order or the type of tensors."""
     for ending in SWITCHES:
         if module.has(ending) and module.small(ending).any():
-            raise CheckpointError(
-                f"{module.name(ending)} is on, and such codes or scales are not read"
+            raise module.error(
+                ending,
+                "is on, and such codes or scales are not read",
+                expected=0,
+                actual=shown(module.small(ending)[:3].tolist()),
+                remedy=DEQUANTIZE,
             )
     if module.has(".channel_wise") and not module.small(".channel_wise").all():
-        raise CheckpointError(
-            f"{module.name('.channel_wise')} is off: one scale for all is not read"
+        raise module.error(
+            ".channel_wise",
+            "is off: one scale for all is not read",
+            expected=1,
+            actual=shown(module.small(".channel_wise")[:3].tolist()),
+            remedy=DEQUANTIZE,
         )
 
 
 def _open(module: Module, settings: None) -> QuantizedMatrix:
-    for ending in (".packing", ".shape", ".nbits"):
-        if not module.has(ending):
-            raise CheckpointError(f"{module.name(ending)} must be there, and small")
-    layout = _layout(module)
+    matrix = _code_matrix(module)
     _refuse_switches(module)
-    inputs = layout.inputs
+    inputs = matrix.inputs
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        # Positions of the values in the matrix of groups, row by row.
+        # Values of the weight lie in the matrix of codes one after the other, row by row.
         positions = rows[:, None] * inputs + np.arange(inputs)
-        row, column = np.divmod(positions, layout.width)
-        # A word holds codes of rows that are `steps` apart, the first row in the highest bits.
-        place_in_word, word_row = np.divmod(row, layout.steps)
-        stored_words = stored["W_q"][word_row, column]
-        shifts = layout.bits * (layout.in_word - 1 - place_in_word)
-        codes = stored_words >> shifts & (2**layout.bits - 1)
-        group = row if layout.by_row else column
+        row, column = np.divmod(positions, matrix.width)
+        codes = matrix.codes_at(stored["W_q"], row, column)
+        group = row if matrix.has_row_groups else column
         scales = stored["scale"].reshape(-1)[group]
         zeros = stored["zero"].reshape(-1)[group]
-        return np.asarray((codes.astype(np.float32) - zeros) * scales)
+        result: np.ndarray = (codes.astype(np.float32) - zeros) * scales
+        return result
 
     # The small tensors were read already; they count among the bytes of the matrix.
     endings = [c.ending for c in HQQ.companions if c is not BIAS and module.has(c.ending)]
-    shared = layout.width if layout.by_row else layout.count
+    steps = max(1, round(2**matrix.used_bits - 1))  # between the smallest and the largest code
     return module.matrix(
-        f"HQQ {layout.used_bits:.3g}-bit",
-        (layout.outputs, inputs),
-        grid=Grid(shared, 2 / max(1, round(2**layout.used_bits - 1))),
+        f"HQQ {matrix.used_bits:.3g}-bit",
+        (matrix.outputs, inputs),
+        grid=Grid(matrix.values_of_group, 2 / steps),
         components={ending.lstrip("."): module.component(ending) for ending in endings},
         values=values,
     )

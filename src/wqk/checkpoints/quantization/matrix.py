@@ -1,6 +1,9 @@
 """A matrix that is stored as codes, and the arithmetic that several formats share.
 
-Axes: O outputs, I inputs, G groups of columns, W words.
+A code is a small whole number. Its value is (code − zero) · scale, where scale and zero belong to
+the group of columns that the code lies in; or the value of a small float, times a scale.
+
+Axes: O outputs, I inputs, G groups of columns.
 """
 
 from __future__ import annotations
@@ -15,12 +18,15 @@ from wqk._typing import Float, Int
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
 from wqk.errors import CheckpointError
 
-# Values of 4-bit floats (two exponent bits, one of mantissa) by their code.
+# Values of 4-bit floats (E2M1) by their code. From the highest bit: 1 sign, 2 exponent (bias 1),
+# 1 mantissa.
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
-# Largest distance of neighboring 4-bit floats, as a share of the largest one.
+# Distance of neighboring 4-bit floats from 2 to 4, as a share of the largest one, 6. Below 2 they
+# are closer, and 4 and 6 are twice as far apart.
 FLOAT4_STEP = 1 / 6
 
+# Tensors that were read, by their role for the matrix.
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -69,16 +75,29 @@ class QuantizedMatrix:
     rows_together: int = 1
 
     def parts(self, wanted: Part) -> dict[str, Part]:
-        """Parts of the stored tensors that the wanted rows need, by role."""
+        """Return the parts of the stored tensors that the wanted rows need, by role."""
         ranges = self._whole_ranges(wanted)
         parts = {}
-        for role, (name, rows) in self.components.items():
-            lines = tuple((start * rows, stop * rows) for start, stop in ranges) if rows else None
-            parts[role] = Part(name, lines)
+        for role, component in self.components.items():
+            if component.rows == 0:
+                parts[role] = Part(component.name)
+                continue
+            stored_rows = tuple(
+                (start * component.rows, stop * component.rows) for start, stop in ranges
+            )
+            parts[role] = Part(component.name, stored_rows)
         return parts
 
     def read(self, wanted: Part, stored: Arrays) -> Float[np.ndarray, "rows ..."]:
-        """Compute the wanted rows from the parts that were read for them."""
+        """Return the wanted rows, computed from the parts that were read for them.
+
+        Parameters
+        ----------
+        wanted
+            The matrix, or some of its rows.
+        stored
+            Arrays of the parts that `parts` names for ``wanted``, by role.
+        """
         rows = _row_numbers(self._whole_ranges(wanted))
         with np.errstate(all="ignore"):  # a later step reports values that are not finite
             values = self.values(stored, rows)
@@ -89,11 +108,12 @@ class QuantizedMatrix:
 
     def _whole_ranges(self, wanted: Part) -> tuple[tuple[int, int], ...]:
         """Return the wanted ranges of rows, widened to all rows that are read together."""
-        ranges, together = wanted.row_ranges(self.info.shape), self.rows_together
-        if together == 1:
+        ranges = wanted.row_ranges(self.info.shape)
+        height = self.rows_together
+        if height == 1:
             return ranges
-        blocks = np.unique(_row_numbers(ranges) // together)
-        return tuple((int(block) * together, (int(block) + 1) * together) for block in blocks)
+        blocks = np.unique(_row_numbers(ranges) // height).tolist()
+        return tuple((block * height, (block + 1) * height) for block in blocks)
 
 
 def _row_numbers(ranges: Sequence[tuple[int, int]]) -> Int[np.ndarray, " rows"]:
@@ -107,14 +127,29 @@ def scaled(
     zeros: np.ndarray | None = None,
     group_of: Int[np.ndarray, " columns"] | None = None,
 ) -> Float[np.ndarray, "rows columns"]:
-    """Subtract the zero of their group from codes (rows, I), and multiply by its scale.
+    """Return (code − zero) · scale, with the zero and the scale of the group of each column.
 
-    Groups are neighboring columns of equal number, unless ``group_of`` assigns them.
+    Parameters
+    ----------
+    codes
+        Codes or small floats (rows, I).
+    scales, zeros
+        One number for each row and group, (rows, G); without zeros, nothing is subtracted.
+    group_of
+        Group of each column, (I,). By default, the columns are G groups of neighbors of equal size.
 
     Raises
     ------
     CheckpointError
         ``group_of`` names groups that do not exist.
+
+    Examples
+    --------
+    >>> codes = np.array([[1, 2, 3, 4]])
+    >>> scaled(codes, np.array([[1.0, 10.0]]))
+    array([[ 1.,  2., 30., 40.]], dtype=float32)
+    >>> scaled(codes, np.array([[1.0, 10.0]]), group_of=np.array([0, 1, 0, 1]))
+    array([[ 1., 20.,  3., 40.]], dtype=float32)
     """
     values = codes.astype(np.float32)
     if group_of is None:
@@ -124,20 +159,58 @@ def scaled(
             grouped -= zeros.astype(np.float32).reshape(-1, groups)[..., None]
         grouped *= scales.reshape(-1, groups)[..., None]
         return values
-    is_complete = group_of.shape == values.shape[1:] and group_of.dtype.kind == "i"
-    if not is_complete or not 0 <= group_of.min() <= group_of.max() < scales.shape[1]:
-        raise CheckpointError(f"the groups of columns are not all among the {scales.shape[1]}")
+    _require_groups(group_of, columns=values.shape[1], groups=scales.shape[1])
     if zeros is not None:
         values -= zeros[:, group_of]
     values *= scales[:, group_of]
     return values
 
 
+def _require_groups(group_of: np.ndarray, *, columns: int, groups: int) -> None:
+    """Raise `CheckpointError` unless each column is in a group that exists."""
+    is_complete = group_of.shape == (columns,) and group_of.dtype.kind == "i"
+    if not is_complete or group_of.min() < 0 or group_of.max() >= groups:
+        actual = f"{group_of.dtype} of shape {group_of.shape}"
+        if is_complete:
+            actual = f"groups {group_of.min()} to {group_of.max()}"
+        raise CheckpointError(
+            f"group of each column: names groups without a scale; expected {columns} groups from 0 "
+            f"to {groups - 1}, got {actual}; use the original checkpoint, or quantize it again"
+        )
+
+
 def group_size(columns: int, groups: int, name: str) -> int:
-    """Return the columns of one group, if groups of equal size make up all columns."""
+    """Return the number of columns of a group, of which all have the same number.
+
+    Parameters
+    ----------
+    columns, groups
+        Number of all columns, and of groups.
+    name
+        Tensor with one entry for each group, for the message.
+
+    Raises
+    ------
+    CheckpointError
+        Groups of equal size do not make up all columns.
+    """
     if groups == 0 or columns % groups:
-        raise CheckpointError(f"{name}: {groups} groups do not divide {columns} columns evenly")
+        raise CheckpointError(
+            f"{name}: {groups} groups do not divide {columns} columns evenly; expected a divisor "
+            f"of {columns}, got {groups}; use the original checkpoint, or quantize it again"
+        )
     return columns // groups
+
+
+def ceil_divide(count: int, size: int) -> int:
+    """Return the number of parts of at most ``size`` that make up ``count``: count / size, up.
+
+    Examples
+    --------
+    >>> ceil_divide(12, 4), ceil_divide(13, 4)
+    (3, 4)
+    """
+    return -(-count // size)
 
 
 def uniform_grid(bits: int, shared: int) -> Grid:
@@ -146,10 +219,22 @@ def uniform_grid(bits: int, shared: int) -> Grid:
 
 
 def nibbles(stored: np.ndarray) -> np.ndarray:
-    """Return the low half of each byte, then its high half: (…, n) becomes (…, 2n)."""
+    """Return the low four bits of each byte, then its high four bits: (…, n) becomes (…, 2n).
+
+    Examples
+    --------
+    >>> nibbles(np.array([0x21, 0x43], np.uint8))
+    array([1, 2, 3, 4], dtype=uint8)
+    """
     return np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], -1)
 
 
 def powers_of_two(stored: np.ndarray) -> np.ndarray:
-    """Return the powers of two whose exponents are stored with 127 added."""
+    """Return the powers of two whose exponents are stored with 127 added (E8M0), in float32.
+
+    Examples
+    --------
+    >>> powers_of_two(np.array([126, 127, 130], np.uint8))
+    array([0.5, 1. , 8. ], dtype=float32)
+    """
     return np.asarray(np.ldexp(np.float32(1), stored.astype(np.int32) - 127))

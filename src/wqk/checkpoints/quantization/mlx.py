@@ -1,15 +1,27 @@
 """MLX: codes in words of 32 bits, row after row, with scales of groups.
 
-In its affine mode a value is scale · code + bias. In its other modes, whose scales are bytes, codes
-are floats: 4 bits with exponents for 32 columns (mxfp4) or 8-bit floats for 16 (nvfp4), 8 bits with
-exponents for 32 columns (mxfp8).
+Tensors of a weight (O, I) of b-bit codes with G groups of columns:
+
+- ``weight`` (O, I·b/32), words: the codes of a row one after the other, the first one in the lowest
+  bits; a code of 3, 5 or 6 bits may lie in two words;
+- ``scales`` (O, G);
+- ``biases`` (O, G), in the affine mode alone.
+
+==========  ================  ================================  =========================
+mode        code              scale, columns of a group         value
+==========  ================  ================================  =========================
+``affine``  number of b bits  float, as configured              code · scale + bias
+``mxfp4``   float, E2M1       exponent with 127 added, 32       float4 · 2^(scale − 127)
+``nvfp4``   float, E2M1       8-bit float (E4M3), 16            float4 · scale
+``mxfp8``   float, E4M3       exponent with 127 added, 32       float8 · 2^(scale − 127)
+==========  ================  ================================  =========================
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from wqk.checkpoints.checkpoint import Grid
 from wqk.checkpoints.files import unpacked, values_of_codes
@@ -22,7 +34,7 @@ from wqk.checkpoints.quantization.matrix import (
     scaled,
     uniform_grid,
 )
-from wqk.checkpoints.quantization.module import FLOATS, Module
+from wqk.checkpoints.quantization.module import CORRECT, DEQUANTIZE, FLOATS, Module
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
@@ -33,13 +45,24 @@ from wqk.checkpoints.quantization.table import (
     Signature,
     keys,
 )
-from wqk.errors import CheckpointError, shown
+from wqk.errors import shown
 
 if TYPE_CHECKING:
     import numpy as np
 
-# Bits and columns of a group in modes whose codes are floats.
-FLOAT_MODES = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
+
+class FloatMode(NamedTuple):
+    """A mode whose codes are floats: the bits of a code, and the columns of a group."""
+
+    bits: int
+    columns: int
+
+
+FLOAT_MODES = {
+    "mxfp4": FloatMode(bits=4, columns=32),
+    "nvfp4": FloatMode(bits=4, columns=16),
+    "mxfp8": FloatMode(bits=8, columns=32),
+}
 
 
 @dataclass(frozen=True)
@@ -75,49 +98,69 @@ def _settings(settings: Settings) -> MlxSettings:
 def _scheme(settings: Settings) -> MlxScheme:
     mode = settings.word("mode")
     if mode not in ("", "affine", *FLOAT_MODES):
-        raise settings.error(f"mode = {shown(mode)} is not known")
+        raise settings.error(
+            f"mode = {shown(mode)} is not known; expected affine, {', '.join(FLOAT_MODES)}; "
+            f"{DEQUANTIZE}"
+        )
     return MlxScheme(mode, settings.whole("group_size"), settings.whole("bits"))
 
 
 def _open(module: Module, settings: MlxSettings) -> QuantizedMatrix:
     scheme = settings.of(module.stem)
-    are_bytes = module.info(".scales").dtype == "U8"
-    if are_bytes == (scheme.mode in ("", "affine")):
-        raise CheckpointError(
-            f"{module.name('.scales')} of type {module.info('.scales').dtype} are not those of the "
-            f"mode {scheme.mode or 'affine'}, which the configuration sets "
-            "(config.json, quantization.mode)"
+    scale_type = module.info(".scales").dtype
+    has_float_codes = scale_type == "U8"
+    if has_float_codes == (scheme.mode in ("", "affine")):
+        raise module.error(
+            ".scales",
+            f"are not those of the mode {scheme.mode or 'affine'}, which the configuration sets "
+            "(config.json, quantization.mode)",
+            expected=FLOATS.replace(" ", " or ") if has_float_codes else "U8",
+            actual=scale_type,
+            remedy=CORRECT,
         )
-    return _floats(module, scheme) if are_bytes else _affine(module, scheme)
+    return _floats(module, scheme) if has_float_codes else _affine(module, scheme)
 
 
 def _affine(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
+    """Return a weight whose codes are whole numbers, with scales and biases of groups."""
     outputs, row_words = module.shape(".weight", "U32")
-    scales = module.shape(".scales", FLOATS)
-    if module.shape(".biases", FLOATS) != scales or scales[0] != outputs:
-        raise CheckpointError(
-            f"{module.name('.scales')} and biases must have a row for each of its outputs"
+    scales_shape = module.shape(".scales", FLOATS)
+    biases_shape = module.shape(".biases", FLOATS)
+    if biases_shape != scales_shape or scales_shape[0] != outputs:
+        raise module.error(
+            ".scales",
+            "scales and biases must have a row for each of its outputs",
+            expected=f"({outputs}, groups) of both",
+            actual=f"{scales_shape} and {biases_shape}",
         )
-    shared = scheme.group or 0
-    bits = 32 * row_words // max(1, scales[1] * shared)
-    configured = bits if scheme.bits is None else scheme.bits
-    if not 1 <= bits <= 8 or bits * scales[1] * shared != 32 * row_words or configured != bits:
-        raise CheckpointError(
-            f"{module.name('.weight')}: {row_words} words are not {scales[1]} groups of "
-            f"{shown(scheme.group)} codes of {shown(configured)} bits "
-            "(config.json, quantization.group_size and bits)"
+    groups = scales_shape[1]
+    columns_of_group = scheme.group or 0
+    inputs = groups * columns_of_group
+    row_bits = 32 * row_words
+    bits = row_bits // max(1, inputs)
+    configured_bits = bits if scheme.bits is None else scheme.bits
+    if not 1 <= bits <= 8 or bits * inputs != row_bits or configured_bits != bits:
+        raise module.error(
+            ".weight",
+            "the words of a row do not have the configured codes (config.json, "
+            "quantization.group_size and bits)",
+            expected=f"{groups} groups of {shown(scheme.group)} codes of {shown(configured_bits)} "
+            "bits",
+            actual=f"{row_words} words",
+            remedy=CORRECT,
         )
-    inputs = shared * scales[1]
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        result = scaled(unpacked(stored["weight"], bits, inputs), stored["scales"])
-        result.reshape(len(rows), scales[1], -1)[...] += stored["biases"][..., None]
+        codes = unpacked(stored["weight"], bits, inputs)
+        result = scaled(codes, stored["scales"])
+        grouped = result.reshape(len(rows), groups, columns_of_group)
+        grouped += stored["biases"][..., None]  # in place: a view of the result
         return result
 
     return module.matrix(
         f"MLX {bits}-bit",
         (outputs, inputs),
-        grid=uniform_grid(bits, shared),
+        grid=uniform_grid(bits, columns_of_group),
         components={
             name: module.component(f".{name}", 1) for name in ("weight", "scales", "biases")
         },
@@ -126,21 +169,25 @@ def _affine(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
 
 
 def _floats(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
-    """Codes that are floats, with scales that are exponents or 8-bit floats."""
+    """Return a weight whose codes are floats, with scales that are exponents or 8-bit floats."""
     outputs, row_words = module.shape(".weight", "U32")
-    scales = module.shape(".scales", "U8")
-    bits, shared = FLOAT_MODES[scheme.mode]
-    inputs = 32 * row_words // bits
-    is_configured = scheme.bits in (None, bits) and scheme.group in (None, shared)
-    if not is_configured or scales != (outputs, inputs // shared) or inputs % shared:
-        raise CheckpointError(
-            f"{module.name('.weight')}: {row_words} words and scales of shape {scales} are not "
-            f"{outputs} rows of {scheme.mode}, {bits} bits in groups of {shared}"
+    scales_shape = module.shape(".scales", "U8")
+    mode = FLOAT_MODES[scheme.mode]
+    inputs = 32 * row_words // mode.bits
+    groups, rest = divmod(inputs, mode.columns)
+    is_configured = scheme.bits in (None, mode.bits) and scheme.group in (None, mode.columns)
+    if not is_configured or scales_shape != (outputs, groups) or rest:
+        raise module.error(
+            ".weight",
+            f"its words, its scales and the configuration are not those of {scheme.mode}",
+            expected=f"codes of {mode.bits} bits, and a scale for {mode.columns} of them",
+            actual=f"{row_words} words a row, scales of shape {scales_shape}, and the settings "
+            f"bits {shown(scheme.bits)} and group_size {shown(scheme.group)}",
         )
+    value_by_code = FLOAT4 if mode.bits == 4 else values_of_codes("F8_E4M3")
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        codes = unpacked(stored["weight"], bits, inputs)
-        floats = FLOAT4[codes] if bits == 4 else values_of_codes("F8_E4M3")[codes]
+        floats = value_by_code[unpacked(stored["weight"], mode.bits, inputs)]
         if scheme.mode == "nvfp4":
             return scaled(floats, values_of_codes("F8_E4M3")[stored["scales"]])
         return scaled(floats, powers_of_two(stored["scales"]))
@@ -148,7 +195,7 @@ def _floats(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
     return module.matrix(
         f"MLX {scheme.mode}",
         (outputs, inputs),
-        grid=Grid(shared, FLOAT4_STEP) if bits == 4 else None,
+        grid=Grid(mode.columns, FLOAT4_STEP) if mode.bits == 4 else None,
         components={name: module.component(f".{name}", 1) for name in ("weight", "scales")},
         values=values,
     )
@@ -156,8 +203,10 @@ def _floats(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
 
 def _by_module(names: str, effect: Effect, meaning: str) -> tuple[Key, ...]:
     """Return keys of the configuration that single modules may also have."""
-    both = (name for key in names.split() for name in (key, f"*.{key}"))
-    return keys(effect, meaning, " ".join(both))
+    paths: list[str] = []
+    for name in names.split():
+        paths += [name, f"*.{name}"]
+    return keys(effect, meaning, " ".join(paths))
 
 
 MLX = QuantizedFormat(

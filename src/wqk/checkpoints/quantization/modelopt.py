@@ -1,13 +1,21 @@
 """NVIDIA's ModelOpt: 8-bit floats, whole numbers, and NVFP4 with its second scale.
 
-The block scales of NVFP4 are multiplied by ``weight_scale_2``. (compressed-tensors divides them by
-the reciprocal, under another name.) Inputs are multiplied by ``pre_quant_scale`` before they meet
-the weight, so that the columns of the weight that the model attends with have these factors.
+Tensors of a weight (O, I) in NVFP4, with G groups of I/G columns:
+
+- ``weight`` (O, I/2), bytes: two 4-bit floats (E2M1) in a byte, the left column in the low bits;
+- ``weight_scale`` (O, G), 8-bit floats (E4M3);
+- ``weight_scale_2``, one float32.
+
+A value is float4 · weight_scale · weight_scale_2. (compressed-tensors divides the scales by the
+reciprocal, under another name.) 8-bit floats are read by `wqk.checkpoints.quantization.float8`;
+whole numbers are ``weight`` (O, I) with ``weight_scale``, (O,) or one number.
+
+Inputs are multiplied by ``pre_quant_scale`` (I,) before they meet the weight. Therefore the columns
+of the weight that the model attends with have these factors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +32,14 @@ from wqk.checkpoints.quantization.matrix import (
     scaled,
     uniform_grid,
 )
-from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.module import (
+    CORRECT,
+    DEQUANTIZE,
+    FLOATS,
+    Module,
+    size,
+    with_column_factors,
+)
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
@@ -35,7 +50,7 @@ from wqk.checkpoints.quantization.table import (
     Signature,
     keys,
 )
-from wqk.errors import CheckpointError, shown
+from wqk.errors import shown
 
 # Algorithms whose weights are read, and the stored type of the codes of each.
 ALGORITHMS = {
@@ -68,12 +83,15 @@ def _settings(settings: Settings) -> ModelOptSettings:
     for name in ("quant_method", "quant_algo", "group_size"):  # the others have no effect
         in_both = name in inner and name in settings.values
         if in_both and inner[name] != settings.values[name]:
-            raise merged.error(f"{name} and quantization.{name} differ")
+            raise merged.error(
+                f"{name} and quantization.{name} differ ({shown(settings.values[name])} and "
+                f"{shown(inner[name])}); expected one value; {CORRECT}"
+            )
     algorithm = merged.word("quant_algo")
     if algorithm not in ALGORITHMS:
         raise merged.error(
-            f"quant_algo = {shown(algorithm)} stores weights in a way that is not read; use the "
-            "original checkpoint, or dequantize it first"
+            f"quant_algo = {shown(algorithm)} stores weights in a way that is not read; expected "
+            f"one of {', '.join(filter(None, ALGORITHMS))}; {DEQUANTIZE}"
         )
     return ModelOptSettings(
         codes=ALGORITHMS[algorithm],
@@ -84,34 +102,48 @@ def _settings(settings: Settings) -> ModelOptSettings:
 def _open(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
     dtype = module.info(".weight").dtype
     if settings.codes and not dtype.startswith(settings.codes):
-        raise CheckpointError(
-            f"{module.name('.weight')} has the type {dtype}, and quant_algo stores {settings.codes}"
+        raise module.error(
+            ".weight",
+            "has another type than quant_algo of the configuration stores",
+            expected=f"{settings.codes}, or a type that begins so",
+            actual=dtype,
+            remedy=CORRECT,
         )
     if dtype == "U8":
         matrix = _nvfp4(module, settings)
     elif dtype == "I8":
-        matrix = _integers(module)
+        matrix = int8_matrix(module)
     else:
         matrix = float8_matrix(module, ".weight_scale")
     return with_input_scales(module, matrix)
 
 
 def _nvfp4(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
-    """4-bit floats, two in a byte, under scales in float8 under one scale."""
-    outputs, half = module.shape(".weight", "U8")
-    scales = module.shape(".weight_scale", "F8_E4M3")
-    if scales[0] != outputs:
-        raise CheckpointError(
-            f"{module.name('.weight_scale')} of shape {scales} for {outputs} outputs"
+    """Return a weight in NVFP4: 4-bit floats, under scales in float8, under one scale of all."""
+    outputs, row_bytes = module.shape(".weight", "U8")
+    inputs = 2 * row_bytes
+    scales_shape = module.shape(".weight_scale", "F8_E4M3")
+    if scales_shape[0] != outputs:
+        raise module.error(
+            ".weight_scale",
+            "has another number of rows than the weight",
+            expected=f"({outputs}, groups)",
+            actual=scales_shape,
         )
-    shared = group_size(2 * half, scales[1], module.name(".weight_scale"))
-    if settings.group not in (None, shared):
-        raise CheckpointError(
-            f"{module.name('.weight_scale')} of shape {scales} has groups of {shared}, and the "
-            f"configuration sets {settings.group}"
+    columns_of_group = group_size(inputs, scales_shape[1], module.name(".weight_scale"))
+    if settings.group not in (None, columns_of_group):
+        raise module.error(
+            ".weight_scale",
+            f"of shape {scales_shape} has groups of another size than the configuration sets",
+            expected=settings.group,
+            actual=columns_of_group,
+            remedy=CORRECT,
         )
-    if size(module.shape(".weight_scale_2", "F32", axes=None)) != 1:
-        raise CheckpointError(f"{module.name('.weight_scale_2')} must be one number")
+    global_shape = module.shape(".weight_scale_2", "F32", axes=None)
+    if size(global_shape) != 1:
+        raise module.error(
+            ".weight_scale_2", "is not one scale of all", expected="one number", actual=global_shape
+        )
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         scales = stored["scales"] * stored["global"].reshape(())
@@ -119,8 +151,8 @@ def _nvfp4(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
 
     return module.matrix(
         "NVFP4",
-        (outputs, 2 * half),
-        grid=Grid(shared, FLOAT4_STEP),
+        (outputs, inputs),
+        grid=Grid(columns_of_group, FLOAT4_STEP),
         components={
             "codes": module.component(".weight", 1),
             "scales": module.component(".weight_scale", 1),
@@ -130,19 +162,23 @@ def _nvfp4(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
     )
 
 
-def _integers(module: Module) -> QuantizedMatrix:
-    """Whole numbers of 8 bits, with one scale for each row or for all."""
+def int8_matrix(module: Module) -> QuantizedMatrix:
+    """Return a weight of whole numbers of 8 bits, with one scale for each row or for all."""
     outputs, inputs = module.shape(".weight", "I8")
-    scales = module.shape(".weight_scale", FLOATS, axes=None)
-    if size(scales) not in (1, outputs) or scales[0] not in (1, outputs):
-        raise CheckpointError(
-            f"{module.name('.weight_scale')} of shape {scales} for {outputs} outputs"
+    scales_shape = module.shape(".weight_scale", FLOATS, axes=None)
+    is_single = size(scales_shape) == 1
+    is_by_row = size(scales_shape) == outputs and scales_shape[:1] == (outputs,)
+    if not is_single and not is_by_row:
+        raise module.error(
+            ".weight_scale",
+            "fits neither all of the weight nor its rows",
+            expected=f"1 or {outputs} scales",
+            actual=f"the shape {scales_shape}",
         )
-    by_row = int(size(scales) == outputs)
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        steps = np.broadcast_to(stored["scales"].reshape(-1, 1), (len(rows), 1))
-        return scaled(stored["codes"], steps)
+        scales = np.broadcast_to(stored["scales"].reshape(-1, 1), (len(rows), 1))
+        return scaled(stored["codes"], scales)
 
     return module.matrix(
         "INT 8-bit",
@@ -150,26 +186,18 @@ def _integers(module: Module) -> QuantizedMatrix:
         grid=uniform_grid(8, inputs),
         components={
             "codes": module.component(".weight", 1),
-            "scales": module.component(".weight_scale", by_row),
+            "scales": module.component(".weight_scale", rows=0 if is_single else 1),
         },
         values=values,
     )
 
 
 def with_input_scales(module: Module, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Multiply the columns of a matrix by ``pre_quant_scale``, if it is there."""
+    """Return a matrix (O, I) whose columns are multiplied by ``pre_quant_scale``, if stored."""
     if not module.has(".pre_quant_scale"):
         return matrix
     module.require(".pre_quant_scale", (matrix.info.shape[1],), FLOATS)
-    components = {**matrix.components, "inputs": module.component(".pre_quant_scale")}
-    inner: Callable[[Arrays, np.ndarray], np.ndarray] = matrix.values
-
-    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        return np.asarray(inner(stored, rows) * stored["inputs"])
-
-    nbytes = matrix.info.nbytes + module.info(".pre_quant_scale").nbytes
-    info = matrix.info._replace(nbytes=nbytes)
-    return replace(matrix, info=info, components=components, values=values)
+    return with_column_factors(module, matrix, ".pre_quant_scale")
 
 
 MODELOPT = QuantizedFormat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 # Types of scales.
 FLOATS = "F16 BF16 F32"
+
+# Last parts of messages: what a user can do about a file that is not read.
+DEQUANTIZE = "use the original checkpoint, or dequantize this one first"
+REQUANTIZE = "use the original checkpoint, or quantize it again"
+CORRECT = "correct the configuration, or use the original checkpoint"
 
 # A library's description of one matrix: a few numbers as JSON.
 LARGEST_DESCRIPTION = 2**16
@@ -69,28 +74,78 @@ class Module:
         """Return the full name of a tensor of the module."""
         return self.stem + ending
 
+    def error(
+        self,
+        ending: str,
+        problem: str,
+        *,
+        expected: object,
+        actual: object,
+        remedy: str = REQUANTIZE,
+    ) -> CheckpointError:
+        """Return the error for a tensor of the module.
+
+        Parameters
+        ----------
+        ending
+            End of the name of the tensor, which is the subject of the message; empty for the
+            module.
+        problem, expected, actual
+            Clause on what is wrong, what the reader needs, and what the file has instead.
+        remedy
+            Clause on what the user can do.
+        """
+        return CheckpointError(
+            f"{self.name(ending)}: {problem}; expected {expected}, got {actual}; {remedy}"
+        )
+
     def has(self, ending: str) -> bool:
         """Return whether the module has a tensor with this ending."""
         return self.name(ending) in self.source.tensors
 
     def info(self, ending: str) -> TensorInfo:
-        """Return type and shape of a tensor that has to be there."""
+        """Return type, shape and size of a tensor.
+
+        Raises
+        ------
+        CheckpointError
+            The tensor is missing.
+        """
         info = self.source.tensors.get(self.name(ending))
         if info is None:
             raise CheckpointError(
-                f"{self.name(ending)} is missing, without which its matrix cannot be read"
+                f"{self.name(ending)}: is missing, without which the weight of {self.stem} cannot "
+                f"be read; download the checkpoint again, or {REQUANTIZE}"
             )
         return info
 
     def shape(self, ending: str, dtypes: str, axes: int | None = 2) -> tuple[int, ...]:
-        """Return the shape of a tensor that must have one of these types, and ``axes`` axes."""
+        """Return the shape of a tensor, after a check of its type and its number of axes.
+
+        Parameters
+        ----------
+        ending
+            End of the name of the tensor.
+        dtypes
+            Possible types, with spaces between them.
+        axes
+            Number of axes; None for any number.
+
+        Raises
+        ------
+        CheckpointError
+            The tensor is missing or empty, or has another type or number of axes.
+        """
         info = self.info(ending)
-        is_typed = info.dtype in dtypes.split()
-        if not is_typed or (axes is not None and len(info.shape) != axes) or 0 in info.shape:
-            of_axes = "" if axes is None else f"of {axes} axes "
-            raise CheckpointError(
-                f"{self.name(ending)} must be a tensor {of_axes}of type "
-                f"{dtypes.replace(' ', ' or ')}, got {info.dtype} of shape {info.shape}"
+        has_type = info.dtype in dtypes.split()
+        has_axes = axes is None or len(info.shape) == axes
+        if not has_type or not has_axes or 0 in info.shape:
+            of_axes = "" if axes is None else f"{axes} axes and "
+            raise self.error(
+                ending,
+                "has another type or shape than its format stores",
+                expected=f"{of_axes}the type {dtypes.replace(' ', ' or ')}",
+                actual=f"{info.dtype} of shape {info.shape}",
             )
         return info.shape
 
@@ -98,35 +153,53 @@ class Module:
         """Raise `CheckpointError` if a tensor has another shape or type."""
         actual = self.shape(ending, dtypes, len(shape))
         if actual != shape:
-            raise CheckpointError(f"{self.name(ending)} must have the shape {shape}, got {actual}")
+            raise self.error(
+                ending,
+                "does not fit the other tensors of its weight",
+                expected=f"the shape {shape}",
+                actual=actual,
+            )
 
     def require_promised(self, ending: str, promise: str) -> None:
         """Raise `CheckpointError` if a tensor is missing that the configuration promises."""
         if not self.has(ending):
             raise CheckpointError(
-                f"{self.name(ending)} is missing, although the configuration sets {promise}"
+                f"{self.name(ending)}: is missing, although the configuration sets {promise}; "
+                f"{CORRECT}"
             )
 
     def component(self, ending: str, rows: int = 0) -> Component:
-        """Return a tensor of the module as a component of its matrix."""
+        """Return a tensor of the module as a component of its matrix; see `Component`."""
         return Component(self.name(ending), rows)
 
     def small(self, ending: str) -> np.ndarray:
-        """Read a small tensor, flattened."""
-        if self.info(ending).nbytes > LARGEST_DESCRIPTION:
-            raise CheckpointError(f"{self.name(ending)} is too large for what it should hold")
+        """Read a small tensor as an array (values,); `CheckpointError` for a large one."""
+        info = self.info(ending)
+        if info.nbytes > LARGEST_DESCRIPTION:
+            raise self.error(
+                ending,
+                "is too large for a description",
+                expected=f"at most {LARGEST_DESCRIPTION:,} bytes",
+                actual=f"{info.nbytes:,}",
+            )
         return self.source.read([Part(self.name(ending))])[0].reshape(-1)
 
     def description(self, ending: str) -> dict[str, Any]:
-        """Read the JSON object in a tensor of bytes."""
-        if self.info(ending).dtype != "U8" or self.info(ending).nbytes == 0:
-            raise CheckpointError(f"{self.name(ending)} must be JSON in bytes")
-        try:
-            value = json.loads(self.small(ending).tobytes())
-        except (ValueError, RecursionError):
-            value = None
+        """Read the JSON object in a tensor of bytes; `CheckpointError` for anything else."""
+        info = self.info(ending)
+        value = None
+        if info.dtype == "U8" and info.nbytes > 0:
+            try:
+                value = json.loads(self.small(ending).tobytes())
+            except (ValueError, RecursionError):
+                value = None
         if not isinstance(value, dict):
-            raise CheckpointError(f"{self.name(ending)} must be JSON in bytes")
+            raise self.error(
+                ending,
+                "is no description of a weight",
+                expected="a JSON object in bytes (U8)",
+                actual=f"{info.dtype} of shape {info.shape}",
+            )
         return value
 
     def matrix(
@@ -140,11 +213,43 @@ class Module:
         groups: int = 0,
         note: str = "",
     ) -> QuantizedMatrix:
-        """Return the matrix of this module, which is stored in these tensors."""
+        """Return the matrix of this module, which is stored in these tensors.
+
+        Parameters
+        ----------
+        kind
+            Format and bits, as the column of a score table shows them: ``GPTQ 4-bit``.
+        shape
+            Outputs and inputs of the matrix, (O, I).
+        grid
+            Grid of the values; None for values that lie on no uniform grid.
+        components, values, groups, note
+            As in `QuantizedMatrix`.
+        """
         names = {component.name for component in components.values()}
         nbytes = sum(self.source.tensors[name].nbytes for name in names)
         info = TensorInfo(kind, shape, nbytes, grid)
         return QuantizedMatrix(info, components, values, groups, note)
+
+
+def with_column_factors(module: Module, matrix: QuantizedMatrix, ending: str) -> QuantizedMatrix:
+    """Return a matrix (O, I) whose columns are multiplied by stored factors, (I,) or one number.
+
+    A kernel multiplies the inputs of the module by these factors before they meet the weight.
+    """
+    without_factors = matrix.values
+
+    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        result: np.ndarray = without_factors(stored, rows) * stored["inputs"].reshape(-1)
+        return result
+
+    nbytes = matrix.info.nbytes + module.info(ending).nbytes
+    return replace(
+        matrix,
+        info=matrix.info._replace(nbytes=nbytes),
+        components={**matrix.components, "inputs": module.component(ending)},
+        values=values,
+    )
 
 
 def size(shape: tuple[int, ...]) -> int:

@@ -1,11 +1,17 @@
 """Experts of gpt-oss: two 4-bit floats in a byte, with an exponent for each 32 of them.
 
-Stored are (E, O, G, 16) bytes; the matrix is transposed as the model holds it, (E, I, O).
+Tensors of the weights of E experts, each (O, I) with G groups of 32 columns:
+
+- ``_blocks`` (E, O, G, 16), bytes: two 4-bit floats (E2M1) in a byte, the left column in the low
+  bits;
+- ``_scales`` (E, O, G), bytes: exponents of two with 127 added (E8M0).
+
+A value is float4 · 2^(exponent − 127). The matrix is (E, I, O), as the model holds it.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from wqk.checkpoints.checkpoint import Grid
 from wqk.checkpoints.quantization.matrix import (
@@ -26,20 +32,24 @@ from wqk.checkpoints.quantization.table import (
     keys,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def _open(module: Module, settings: None) -> QuantizedMatrix:
-    experts, outputs, groups, half = module.shape("_blocks", "U8", axes=4)
+    experts, outputs, groups, group_bytes = module.shape("_blocks", "U8", axes=4)
+    columns_of_group = 2 * group_bytes
     module.require("_scales", (experts, outputs, groups), "U8")
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         scales = powers_of_two(stored["scales"])
-        blocks = FLOAT4[nibbles(stored["codes"])] * scales[..., None]
-        return np.asarray(blocks.reshape(len(rows), outputs, -1).swapaxes(1, 2))
+        grouped: np.ndarray = FLOAT4[nibbles(stored["codes"])] * scales[..., None]
+        return grouped.reshape(len(rows), outputs, -1).swapaxes(1, 2)
 
     return module.matrix(
         "MXFP4",
-        (experts, groups * 2 * half, outputs),
-        grid=Grid(2 * half, FLOAT4_STEP),
+        (experts, groups * columns_of_group, outputs),
+        grid=Grid(columns_of_group, FLOAT4_STEP),
         components={
             "codes": module.component("_blocks", 1),
             "scales": module.component("_scales", 1),

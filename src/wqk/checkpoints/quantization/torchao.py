@@ -1,10 +1,16 @@
-"""torchao's tensors in safetensors: int8 and float8, or fewer bits in whole bytes."""
+"""torchao's tensors in safetensors: int8 and float8, or fewer bits in whole bytes.
+
+Tensors of a weight (O, I) with G groups of I/G columns:
+
+- ``_weight_qdata`` (O, I), one code in a byte: a whole number or an 8-bit float;
+- ``_weight_scale``, (O, G), (O,) or one number;
+- ``_weight_zero_point``, as the scales;
+- ``_weight_act_pre_scale``, (I,) or one number: factors of the inputs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from wqk.checkpoints.checkpoint import Part
 from wqk.checkpoints.quantization.matrix import (
@@ -14,7 +20,13 @@ from wqk.checkpoints.quantization.matrix import (
     scaled,
     uniform_grid,
 )
-from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.module import (
+    DEQUANTIZE,
+    FLOATS,
+    Module,
+    size,
+    with_column_factors,
+)
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
@@ -25,7 +37,9 @@ from wqk.checkpoints.quantization.table import (
     companions,
     keys,
 )
-from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CODES, SCALE, ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
 INPUTS = "._weight_act_pre_scale"
@@ -33,40 +47,51 @@ INPUTS = "._weight_act_pre_scale"
 
 def _open(module: Module, settings: None) -> QuantizedMatrix:
     outputs, inputs = module.shape(CODES, "I8 F8_E4M3")
-    scales = module.shape(SCALE, FLOATS, axes=None)
-    grid = scales if len(scales) == 2 else (size(scales), 1)
-    if (grid[0] != 1 and scales[0] != outputs) or grid[0] not in (1, outputs):
-        raise CheckpointError(
-            f"{module.name(SCALE)} of shape {scales} fits no rows of {module.name(CODES)}, of "
-            f"shape {(outputs, inputs)}; torchao's tensors for its own kernels are not read"
+    scales_shape = module.shape(SCALE, FLOATS, axes=None)
+    scale_rows, groups = scales_shape if len(scales_shape) == 2 else (size(scales_shape), 1)
+    is_by_row = scale_rows == outputs and scales_shape[:1] == (outputs,)
+    if scale_rows != 1 and not is_by_row:
+        raise module.error(
+            SCALE,
+            f"of shape {scales_shape} fits no rows of {module.name(CODES)}, of shape "
+            f"{(outputs, inputs)}; torchao's tensors for its own kernels are not read",
+            expected=f"1 or {outputs} rows",
+            actual=scale_rows,
+            remedy=DEQUANTIZE,
         )
-    shared = group_size(inputs, grid[1], module.name(SCALE))
-    by_row = int(grid[0] == outputs > 1)
+    columns_of_group = group_size(inputs, groups, module.name(SCALE))
+    rows_for_each = 1 if scale_rows > 1 else 0
     components = {
         "codes": module.component(CODES, 1),
-        "scales": module.component(SCALE, by_row),
+        "scales": module.component(SCALE, rows_for_each),
     }
     if module.has(ZERO):
-        zeros = module.shape(ZERO, "I8 I32 I64 F16 BF16 F32", axes=None)
-        if size(zeros) != size(grid) or zeros[:1] != scales[:1]:
-            raise CheckpointError(f"{module.name(ZERO)} must have one entry for each scale")
-        components["zeros"] = module.component(ZERO, by_row)
+        zeros_shape = module.shape(ZERO, "I8 I32 I64 F16 BF16 F32", axes=None)
+        if size(zeros_shape) != scale_rows * groups or zeros_shape[:1] != scales_shape[:1]:
+            raise module.error(
+                ZERO,
+                "must have one entry for each scale",
+                expected=f"the shape {scales_shape}",
+                actual=zeros_shape,
+            )
+        components["zeros"] = module.component(ZERO, rows_for_each)
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
+        scales = stored["scales"].reshape(-1, groups)
         zeros = stored.get("zeros")
         if zeros is not None:
-            zeros = zeros.reshape(-1, grid[1])
-        return scaled(stored["codes"], stored["scales"].reshape(-1, grid[1]), zeros)
+            zeros = zeros.reshape(-1, groups)
+        return scaled(stored["codes"], scales, zeros)
 
-    kind, bits = "F8_E4M3", 8
-    is_whole = module.info(CODES).dtype == "I8"
-    if is_whole:
+    if module.info(CODES).dtype == "I8":
         bits = _bits(module)
-        kind = f"INT {bits}-bit"
+        kind, grid = f"INT {bits}-bit", uniform_grid(bits, columns_of_group)
+    else:
+        kind, grid = "F8_E4M3", None
     matrix = module.matrix(
         kind,
         (outputs, inputs),
-        grid=uniform_grid(bits, shared) if is_whole else None,
+        grid=grid,
         components=components,
         values=values,
     )
@@ -74,28 +99,29 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
 
 
 def _bits(module: Module) -> int:
-    """Return the bits of codes that are kept in whole bytes, from those of the first row."""
-    (first,) = module.source.read([Part(module.name(CODES), ((0, 1),))])
-    largest = int(max(first.max(), -1 - first.min(), 1))
-    return min(8, 1 + largest.bit_length())
+    """Return the bits of codes that are kept in whole bytes, as the codes of the first row need.
+
+    A sign and n bits hold the whole numbers from −2ⁿ to 2ⁿ − 1.
+    """
+    (first_row,) = module.source.read([Part(module.name(CODES), ((0, 1),))])
+    largest_magnitude = int(max(first_row.max(), -1 - first_row.min(), 1))
+    return min(8, 1 + largest_magnitude.bit_length())
 
 
 def _with_input_scales(module: Module, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Multiply the columns by the factors of the inputs, if there are any."""
+    """Return a matrix (O, I) whose columns are multiplied by factors of the inputs, if stored."""
     if not module.has(INPUTS):
         return matrix
-    factors = module.shape(INPUTS, FLOATS, axes=None)
-    if size(factors) not in (1, matrix.info.shape[1]):
-        raise CheckpointError(f"{module.name(INPUTS)} must have one entry for each column")
-    inner = matrix.values
-
-    def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        return np.asarray(inner(stored, rows) * stored["inputs"].reshape(-1))
-
-    components = {**matrix.components, "inputs": module.component(INPUTS)}
-    nbytes = matrix.info.nbytes + module.info(INPUTS).nbytes
-    info = matrix.info._replace(nbytes=nbytes)
-    return replace(matrix, info=info, components=components, values=values)
+    columns = matrix.info.shape[1]
+    factors_shape = module.shape(INPUTS, FLOATS, axes=None)
+    if size(factors_shape) not in (1, columns):
+        raise module.error(
+            INPUTS,
+            "must have one entry for each column",
+            expected=f"1 or {columns} factors",
+            actual=f"the shape {factors_shape}",
+        )
+    return with_column_factors(module, matrix, INPUTS)
 
 
 def _settings(settings: Settings) -> None:
