@@ -15,7 +15,8 @@ from tests.limits import counts, refused
 import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.checkpoint import Grid, Part
-from wqk.checkpoints.gguf import QUANTIZED, TYPES
+from wqk.checkpoints.gguf import TYPES
+from wqk.checkpoints.gguf_blocks import QUANTIZED
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.sameness.contents import Outcome

@@ -46,7 +46,13 @@ from wqk.checkpoints.quantization.hqq import HQQ
 from wqk.checkpoints.quantization.matrix import Component, QuantizedMatrix
 from wqk.checkpoints.quantization.mlx import MLX
 from wqk.checkpoints.quantization.modelopt import MODELOPT
-from wqk.checkpoints.quantization.module import Module, Source
+from wqk.checkpoints.quantization.module import (
+    CORRECT,
+    DEQUANTIZE,
+    REQUANTIZE,
+    Module,
+    Source,
+)
 from wqk.checkpoints.quantization.mxfp4 import MXFP4
 from wqk.checkpoints.quantization.sidecars import with_sidecars
 from wqk.checkpoints.quantization.table import Effect, QuantizedFormat, Signature
@@ -148,7 +154,17 @@ def find_quantized(source: Source) -> QuantizedWeights:
 
 
 class _Finder:
-    """Finds the quantized matrices of one file."""
+    """Finds the quantized matrices of one file.
+
+    Attributes
+    ----------
+    source
+        The file.
+    settings
+        Its quantization configuration.
+    transforms
+        Rotations of compressed-tensors that the configuration sets.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -157,8 +173,8 @@ class _Finder:
         if self.settings.method in COMPRESSED.methods:
             transforms = read_transforms(self.settings)
         self.transforms = Transforms(transforms, source.tensors)
-        self._typed: dict[str, Any] = {}
-        self._sorted = sorted(source.tensors)
+        self._settings_by_format: dict[str, Any] = {}
+        self._sorted_names = sorted(source.tensors)
 
     def matrices(self) -> dict[str, QuantizedMatrix]:
         """Return all matrices by name."""
@@ -174,7 +190,8 @@ class _Finder:
             weight = stem + signature.weight
             if weight in matrices:
                 raise CheckpointError(
-                    f"{weight} is stored in two formats, as {owners[weight]} and as {name}"
+                    f"{weight}: is stored in two formats, as {owners[weight]} and as {name}; "
+                    f"expected one of the two; {REQUANTIZE}"
                 )
             module = Module(stem, signature.ending, self.source)
             matrix = layout.open(module, self._settings_of(layout))
@@ -182,7 +199,10 @@ class _Finder:
                 matrix = self.transforms.applied(stem, matrix)
             self._require_companions(module, layout, matrix)
             if weight != name and weight in self.source.tensors and not _uses(matrix, weight):
-                raise CheckpointError(f"{weight} is stored plain, and also quantized, as {name}")
+                raise CheckpointError(
+                    f"{weight}: is stored plain, and also quantized, as {name}; expected one of "
+                    f"the two; {REQUANTIZE}"
+                )
             matrices[weight], owners[weight] = matrix, name
         if self.source.has_factors:
             matrices |= self._with_factors()
@@ -201,12 +221,12 @@ class _Finder:
 
     def _with_factors(self) -> dict[str, QuantizedMatrix]:
         """Return the weights of a GGUF file that have a factor next to them."""
-        names = [name.removesuffix(".scale") for name in self._sorted if name.endswith(".scale")]
-        return {
-            f"{stem}.weight": with_factor(Module(stem, ".weight", self.source))
-            for stem in names
-            if f"{stem}.weight" in self.source.tensors
-        }
+        matrices = {}
+        for name in self._sorted_names:
+            stem = name.removesuffix(".scale")
+            if stem != name and f"{stem}.weight" in self.source.tensors:
+                matrices[f"{stem}.weight"] = with_factor(Module(stem, ".weight", self.source))
+        return matrices
 
     def _refuse_settings_of_plain_weights(self) -> None:
         """Raise `CheckpointError` for keys that change weights even if they are stored plain."""
@@ -244,18 +264,18 @@ class _Finder:
         neighbor = next(e for e in signature.next_to if stem + e in self.source.tensors)
         names = " or ".join(dict.fromkeys(layout.name for layout, _ in fitting))
         raise CheckpointError(
-            f"{name} next to {stem}{neighbor} is stored as {names} stores it, and the "
+            f"{name}: next to {stem}{neighbor}, it is stored as {names} stores it, and the "
             f"configuration names the method {self.settings.method or 'none'} "
-            f"({self.settings.path})"
+            f"({self.settings.path}); {CORRECT}"
         )
 
     def _settings_of(self, layout: QuantizedFormat) -> Any:
         """Return the typed settings of a format, read once."""
-        if layout.name not in self._typed:
+        if layout.name not in self._settings_by_format:
             if self.settings.values:
                 require_known(self.settings, layout)
-            self._typed[layout.name] = layout.settings(self.settings)
-        return self._typed[layout.name]
+            self._settings_by_format[layout.name] = layout.settings(self.settings)
+        return self._settings_by_format[layout.name]
 
     def _neighbors(self, module: Module) -> Iterator[str]:
         """Return the names of all tensors that share the module's prefix.
@@ -265,7 +285,9 @@ class _Finder:
         """
         is_module = module.codes.startswith(".")
         prefix = module.stem + ("." if is_module else "_")
-        for name in self._sorted[bisect_left(self._sorted, prefix) :]:
+        first = bisect_left(self._sorted_names, prefix)
+        for index in range(first, len(self._sorted_names)):
+            name = self._sorted_names[index]
             if not name.startswith(prefix):
                 return
             if is_module or "." not in name[len(prefix) :]:
@@ -279,39 +301,49 @@ class _Finder:
             record = layout.companion(name.removeprefix(module.stem))
             if record is None:
                 raise CheckpointError(
-                    f"{name} lies next to a weight of {layout.name}, and is not a tensor that is "
-                    "known there, so it could change the weight; dequantize the checkpoint first"
+                    f"{name}: lies next to a weight of {layout.name}, and is not a tensor that is "
+                    f"known there, so it could change the weight; {DEQUANTIZE}"
                 )
             enters = record.effect in (Effect.VALUES, Effect.CHECKED)
             if enters and not _uses(matrix, name):
                 raise CheckpointError(
-                    f"{name} ({record.meaning}) lies next to {module.name(module.codes)}, which as "
-                    f"{matrix.info.dtype} has no such tensor"
+                    f"{name} ({record.meaning}): lies next to {module.name(module.codes)}, which "
+                    f"as {matrix.info.dtype} has no such tensor; {REQUANTIZE}"
                 )
 
     def _refuse_orphans(self, matrices: Mapping[str, QuantizedMatrix]) -> None:
         """Raise `CheckpointError` for tensors of quantized formats that no matrix uses."""
-        used = {part.name for matrix in matrices.values() for part in matrix.components.values()}
-        for name in self._sorted:
+        unused_names = self._unused_names(matrices)
+        for name in unused_names:
             for ending, needed in ORPHANS.items():
-                if name.endswith(ending) and name not in used:
+                if name.endswith(ending):
                     raise CheckpointError(
-                        f"{name} belongs to a quantized weight, and {needed} is missing next to it"
+                        f"{name}: belongs to a quantized weight, and {needed} is missing next to "
+                        f"it; download the checkpoint again, or {REQUANTIZE}"
                     )
         if self.settings.values.get("quantization_status") in UNCOMPRESSED:
             return
-        endings = (
-            (*SCALES_OF_PLAIN, ".scales") if self.settings.method == "mlx" else SCALES_OF_PLAIN
-        )
-        for name in self._sorted:
-            ending = next((ending for ending in endings if name.endswith(ending)), "")
+        endings = SCALES_OF_PLAIN
+        if self.settings.method == "mlx":
+            endings = (*SCALES_OF_PLAIN, ".scales")
+        for name in unused_names:
+            ending = next((ending for ending in endings if name.endswith(ending)), None)
+            if ending is None:
+                continue
             weight = f"{name.removesuffix(ending)}.weight"
-            if ending and name not in used and weight in self.source.tensors:
+            if weight in self.source.tensors:
                 raise CheckpointError(
-                    f"{name} lies next to {weight}, which is stored plain, as "
+                    f"{name}: lies next to {weight}, which is stored plain, as "
                     f"{self.source.tensors[weight].dtype}: whether the values are scaled already, "
-                    "the file leaves open"
+                    f"the file leaves open; {REQUANTIZE}"
                 )
+
+    def _unused_names(self, matrices: Mapping[str, QuantizedMatrix]) -> list[str]:
+        """Return the sorted names of tensors that are no component of a matrix."""
+        used: set[str] = set()
+        for matrix in matrices.values():
+            used.update(component.name for component in matrix.components.values())
+        return [name for name in self._sorted_names if name not in used]
 
 
 def _uses(matrix: QuantizedMatrix, name: str) -> bool:

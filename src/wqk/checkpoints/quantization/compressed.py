@@ -4,9 +4,24 @@ The configuration groups modules by their names or their class, and gives the we
 a scheme: bits, type, symmetry, and which values share a scale. A module takes the scheme of the
 first group that targets it, its full name before a pattern, a pattern before its class.
 
-NVFP4 has scales in float8 under one global scale, by which they are divided. (ModelOpt multiplies
-by its reciprocal, under another name: `wqk.checkpoints.quantization.modelopt`.) Rotations while the
-model runs are those of `wqk.checkpoints.quantization.transforms`.
+Tensors of a weight (O, I) with G groups of columns:
+
+- whole numbers of b bits in words: ``weight_packed`` (O, W) of 32-bit words. The codes of a row lie
+  one after the other, the first one in the lowest bits. 2^(b − 1) is subtracted from each;
+- whole numbers in bytes: ``weight`` (O, I);
+- 8-bit floats: ``weight`` (O, I), see `wqk.checkpoints.quantization.float8`;
+- 4-bit floats (E2M1): ``weight_packed`` (O, I/2), bytes with two codes, the left column in the low
+  bits. NVFP4 has ``weight_scale`` in float8, divided by ``weight_global_scale``, one number. MXFP4
+  has exponents of two with 127 added in ``weight_scale``.
+
+``weight_scale`` is (O, G), (O,) or one number. ``weight_zero_point`` has one entry for each scale,
+as a plain number or, if it is of 32-bit words, packed as codes of b bits along the outputs.
+``weight_g_idx`` (I,) is the group of each column. A value of whole numbers is
+(code − zero) · scale.
+
+ModelOpt multiplies the scales of NVFP4 by the reciprocal of the global scale, under another name
+(`wqk.checkpoints.quantization.modelopt`). Rotations while the model runs are those of
+`wqk.checkpoints.quantization.transforms`.
 """
 
 from __future__ import annotations
@@ -14,26 +29,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid
 from wqk.checkpoints.files import unpacked
-from wqk.checkpoints.quantization.float8 import float8_matrix
+from wqk.checkpoints.quantization.float8 import Block, float8_matrix
 from wqk.checkpoints.quantization.matrix import (
     FLOAT4,
     FLOAT4_STEP,
     Arrays,
     Component,
     QuantizedMatrix,
+    ceil_divide,
     group_size,
     nibbles,
     powers_of_two,
     scaled,
     uniform_grid,
 )
-from wqk.checkpoints.quantization.module import FLOATS, Module, size
+from wqk.checkpoints.quantization.module import CORRECT, FLOATS, Module, size
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     ACTIVATIONS,
@@ -48,6 +65,10 @@ from wqk.checkpoints.quantization.table import (
 from wqk.errors import CheckpointError, shown
 
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+
+# Values of ``actorder`` under which columns are in sorted groups, and those without an effect.
+ORDERING = (True, "group", "dynamic")
+UNORDERED = ("weight", "static")
 
 # Types of a stored zero point that has not been packed.
 ZERO_TYPES = "I8 I32 I64"
@@ -80,74 +101,113 @@ class WeightScheme:
     symmetric: bool | None = True
     strategy: str = ""
     group: int | None = None
-    block: tuple[int, int] | None = None
+    block: Block | None = None
     ordered: bool = False
+
+    def __str__(self) -> str:
+        kind = "float" if self.is_float else "int"
+        zeros = "symmetric" if self.symmetric else "with zero points"
+        return f"{kind} of {self.bits} bits, {zeros}"
+
+
+class ModuleGroup(NamedTuple):
+    """Names, patterns and classes of modules, and the scheme of the modules that they name."""
+
+    targets: tuple[str, ...]
+    scheme: WeightScheme
+
+
+class Closeness(IntEnum):
+    """Kinds of targets that name a module, the closest first."""
+
+    NAME = 0
+    PATTERN = 1
+    CLASS = 2
 
 
 @dataclass(frozen=True)
 class CompressedSettings:
-    """Schemes by the modules that they are for, and modules that are stored plain."""
+    """Schemes of groups of modules, and modules that are stored plain."""
 
-    schemes: tuple[tuple[tuple[str, ...], WeightScheme], ...] = ()
+    groups: tuple[ModuleGroup, ...] = ()
     ignore: tuple[str, ...] = ()
 
     def lists_as_plain(self, module: str) -> bool:
         """Return whether the configuration has a module, by name or pattern, stored plain."""
-        return any(_rank(target, module) < 2 for target in self.ignore)
+        exact = (Closeness.NAME, Closeness.PATTERN)
+        return any(_closeness(target, module) in exact for target in self.ignore)
 
     def of(self, module: str) -> WeightScheme | None:
         """Return the scheme of a module; None without a configuration.
+
+        If all groups have one scheme, every module has it. Otherwise the closest target decides,
+        and the first of equally close ones.
 
         Raises
         ------
         CheckpointError
             There are several schemes, and none of them targets the module.
         """
-        distinct = list(dict.fromkeys(scheme for _, scheme in self.schemes))
-        if len(distinct) <= 1:
-            return distinct[0] if distinct else None
-        ranks = [
-            (rank, scheme)
-            for targets, scheme in self.schemes
-            if (rank := min((_rank(target, module) for target in targets), default=9)) < 9
-        ]
-        if not ranks:
+        schemes = list(dict.fromkeys(group.scheme for group in self.groups))
+        if len(schemes) <= 1:
+            return schemes[0] if schemes else None
+        closest: tuple[Closeness, WeightScheme] | None = None
+        for group in self.groups:
+            for target in group.targets:
+                closeness = _closeness(target, module)
+                if closeness is not None and (closest is None or closeness < closest[0]):
+                    closest = closeness, group.scheme
+        if closest is None:
             raise CheckpointError(
                 f"{module}: none of the groups of modules in quantization_config.config_groups, "
-                "which differ, targets it"
+                f"which differ, targets it; {CORRECT}"
             )
-        return min(ranks, key=lambda entry: entry[0])[1]
+        return closest[1]
 
 
-def _rank(target: str, module: str) -> int:
-    """Return how closely a target names a module: 0 its name, 1 a pattern, 2 its class; or 9."""
+def _closeness(target: str, module: str) -> Closeness | None:
+    """Return the kind of a target that names a module; None if it names other modules.
+
+    Examples
+    --------
+    >>> _closeness("re:.*q_proj", "layers.0.q_proj")
+    <Closeness.PATTERN: 1>
+    """
     if target == module:
-        return 0
+        return Closeness.NAME
     if target.startswith("re:"):
-        return 1 if re.match(target[3:], module) else 9
-    return 2 if target[:1].isupper() else 9
+        return Closeness.PATTERN if re.match(target[3:], module) else None
+    return Closeness.CLASS if target[:1].isupper() else None
 
 
 def _settings(settings: Settings) -> CompressedSettings:
     groups = settings.values.get("config_groups") or {}
     ignore = settings.values.get("ignore") or []
     if not isinstance(groups, dict) or (ignore and not _are_patterns(ignore)):
-        raise settings.error("config_groups must be an object, and ignore names of modules")
-    schemes: list[tuple[tuple[str, ...], WeightScheme]] = []
+        raise settings.error(
+            "config_groups must be an object, and ignore names of modules; got "
+            f"{shown(groups)} and {shown(ignore)}; {CORRECT}"
+        )
+    module_groups: list[ModuleGroup] = []
     for name, group in groups.items():
         match group:
-            case {"weights": {} as weights, **rest}:
-                targets: Any = rest.get("targets") or ["Linear"]
+            case {"weights": {} as weights, **further}:
+                targets: Any = further.get("targets") or ["Linear"]
                 if not _are_patterns(targets):
-                    raise settings.error(f"config_groups.{name}.targets must be names of modules")
-                schemes.append((tuple(targets), _scheme(settings, name, weights)))
-    return CompressedSettings(tuple(schemes), tuple(ignore))
+                    raise settings.error(
+                        f"config_groups.{name}.targets must be names of modules; got "
+                        f"{shown(targets)}; {CORRECT}"
+                    )
+                scheme = _scheme(settings, name, weights)
+                module_groups.append(ModuleGroup(tuple(targets), scheme))
+    return CompressedSettings(tuple(module_groups), tuple(ignore))
 
 
 def _are_patterns(targets: Any) -> bool:
-    if not isinstance(targets, list) or not all(
-        isinstance(target_name, str) for target_name in targets
-    ):
+    """Return whether a value is a list of names of modules, or of patterns after ``re:``."""
+    if not isinstance(targets, list):
+        return False
+    if not all(isinstance(target, str) for target in targets):
         return False
     try:
         for target in targets:
@@ -158,7 +218,22 @@ def _are_patterns(targets: Any) -> bool:
 
 
 def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> WeightScheme:
-    """Read the scheme of one group of modules."""
+    """Return the scheme of one group of modules.
+
+    Parameters
+    ----------
+    settings
+        The quantization configuration.
+    group
+        Name of the group among ``config_groups``.
+    weights
+        The object ``weights`` of the group.
+
+    Raises
+    ------
+    CheckpointError
+        A value of the scheme is not known.
+    """
     weight_settings = Settings(
         settings.method, weights, f"{settings.path}.config_groups.{group}.weights"
     )
@@ -167,27 +242,24 @@ def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> Weigh
     strategy, actorder = weight_settings.word("strategy"), weights.get("actorder")
     if bits is None or not 1 <= bits <= 8 or kind not in ("int", "float"):
         raise weight_settings.error(
-            f"expected num_bits from 1 to 8 and type int or float, got {shown(bits)} and {kind}"
+            "these codes are not known; expected num_bits from 1 to 8 and type int or float, got "
+            f"{shown(bits)} and {kind}; {CORRECT}"
         )
     if strategy not in ("", *STRATEGIES):
-        raise weight_settings.error(f"strategy = {strategy} is not one of {', '.join(STRATEGIES)}")
-    if actorder not in (None, False, True, "group", "dynamic", "weight", "static"):
-        raise weight_settings.error(f"actorder = {shown(actorder)} is not known")
-    block = weights.get("block_structure")
-    match block:
-        case None:
-            sides = None
-        case [int(high), int(wide)] if high > 0 and wide > 0:
-            sides = (high, wide)
-        case str() if re.fullmatch(r"[1-9]\d*x[1-9]\d*", block):
-            high, wide = map(int, block.split("x"))
-            sides = (high, wide)
-        case _:
-            raise weight_settings.error(
-                f"block_structure must be rows and columns, got {shown(block)}"
-            )
-    if (sides is None) == (strategy == "block"):
-        raise weight_settings.error("block_structure is set, and only then, for the strategy block")
+        raise weight_settings.error(
+            f"strategy = {strategy} is not one of {', '.join(STRATEGIES)}; {CORRECT}"
+        )
+    if actorder not in (None, False, *ORDERING, *UNORDERED):
+        raise weight_settings.error(
+            f"actorder = {shown(actorder)} is not known; expected group, dynamic, weight or "
+            f"static; {CORRECT}"
+        )
+    block = _block(weight_settings, weights.get("block_structure"))
+    if (block is None) == (strategy == "block"):
+        raise weight_settings.error(
+            "block_structure is set, and only then, for the strategy block; got the strategy "
+            f"{strategy or 'none'} and {shown(weights.get('block_structure'))}; {CORRECT}"
+        )
     columns = weight_settings.whole("group_size")
     return WeightScheme(
         bits=bits,
@@ -195,49 +267,87 @@ def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> Weigh
         symmetric=weights.get("symmetric") is None or weight_settings.switch("symmetric"),
         strategy=strategy,
         group=None if columns in (None, -1) else columns,
-        block=sides,
-        ordered=actorder in (True, "group", "dynamic"),
+        block=block,
+        ordered=actorder in ORDERING,
     )
 
 
-@dataclass(frozen=True)
-class _Scales:
-    """Scales of a matrix of whole numbers: their component and the groups of a row."""
+def _block(settings: Settings, structure: Any) -> Block | None:
+    """Return a block of the form ``[128, 128]`` or ``"128x128"``; None if it is not set."""
+    match structure:
+        case None:
+            return None
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return Block(rows, columns)
+        case str() if re.fullmatch(r"[1-9]\d*x[1-9]\d*", structure):
+            rows, columns = map(int, structure.split("x"))
+            return Block(rows, columns)
+    raise settings.error(
+        "block_structure must be rows and columns; expected [128, 128] or '128x128', got "
+        f"{shown(structure)}; {CORRECT}"
+    )
+
+
+class _Scales(NamedTuple):
+    """Scales of a matrix of whole numbers.
+
+    Attributes
+    ----------
+    component
+        The tensor of the scales.
+    groups
+        Groups of columns, G.
+    """
 
     component: Component
     groups: int
 
+    @property
+    def are_by_row(self) -> bool:
+        """Return whether each row has scales of its own."""
+        return self.component.rows > 0
 
-def _scales(
-    module: Module, scheme: WeightScheme | None, outputs: int, inputs: int, ending: str
-) -> _Scales:
+
+def _scales(module: Module, scheme: WeightScheme | None, outputs: int, inputs: int) -> _Scales:
     """Return the scales of rows, or of groups of their columns; or one for all.
 
-    Raises `CheckpointError` if they are not those of the scheme.
+    Raises
+    ------
+    CheckpointError
+        The scales do not fit the weight (O, I), or are not those of the scheme.
     """
-    shape = module.shape(ending, FLOATS, axes=None)
-    name = module.name(ending)
-    if size(shape) == 1:
-        groups, by_row = 1, outputs == 1
-    elif shape[0] != outputs or len(shape) > 2:
-        raise CheckpointError(f"{name} of shape {shape} for {outputs} outputs")
+    shape = module.shape(".weight_scale", FLOATS, axes=None)
+    is_single = size(shape) == 1
+    if is_single:
+        groups, are_by_row = 1, False
+    elif shape[0] == outputs and len(shape) <= 2:
+        groups, are_by_row = size(shape[1:]), True
     else:
-        groups, by_row = size(shape[1:]), True
-    columns = group_size(inputs, groups, name)
+        raise module.error(
+            ".weight_scale",
+            f"of shape {shape} for {outputs} outputs",
+            expected=f"one scale, ({outputs},) or ({outputs}, groups)",
+            actual=shape,
+        )
+    columns = group_size(inputs, groups, module.name(".weight_scale"))
     if scheme:
-        has_groups = scheme.strategy in ("group", "tensor_group")
-        expected = {"tensor": size(shape) == 1, "channel": groups == 1}
-        fits = expected.get(scheme.strategy, True)
-        if scheme.strategy == "block" or not fits or (scheme.group and scheme.group != columns):
+        fits_strategy = {"tensor": is_single, "channel": groups == 1, "block": False}
+        fits = fits_strategy.get(scheme.strategy, True)
+        if not fits or (scheme.group and scheme.group != columns):
+            has_groups = scheme.strategy in ("group", "tensor_group")
             of_size = f" of {scheme.group}" if has_groups else ""
-            raise CheckpointError(
-                f"{name} of shape {shape} are not the scales that the configuration sets: strategy "
-                f"{scheme.strategy or 'not set'}{of_size}, for {outputs} outputs of {inputs} inputs"
+            raise module.error(
+                ".weight_scale",
+                f"of shape {shape} are not the scales that the configuration sets",
+                expected=f"strategy {scheme.strategy or 'not set'}{of_size}, for {outputs} outputs "
+                f"of {inputs} inputs",
+                actual=f"groups of {columns}",
+                remedy=CORRECT,
             )
-    return _Scales(module.component(ending, int(by_row)), groups)
+    return _Scales(module.component(".weight_scale", rows=1 if are_by_row else 0), groups)
 
 
-def _check_symmetry(module: Module, scheme: WeightScheme | None) -> None:
+def _require_promised(module: Module, scheme: WeightScheme | None) -> None:
     """Raise `CheckpointError` for promised companions that are missing."""
     if scheme and not scheme.symmetric:
         module.require_promised(".weight_zero_point", "symmetric = false")
@@ -246,7 +356,7 @@ def _check_symmetry(module: Module, scheme: WeightScheme | None) -> None:
 
 
 def _order(module: Module, inputs: int) -> dict[str, Component]:
-    """Return the groups of columns as a component, if they are stored."""
+    """Return the group of each column as a component, if it is stored."""
     if not module.has(".weight_g_idx"):
         return {}
     module.require(".weight_g_idx", (inputs,), "I32 I64")
@@ -254,59 +364,71 @@ def _order(module: Module, inputs: int) -> dict[str, Component]:
 
 
 def _group_of(stored: Arrays) -> np.ndarray | None:
-    """Return the groups of columns; None if they are neighbors, which −1 stands for."""
+    """Return the group of each column, (I,); None for neighbors, which −1 stands for."""
     group_of = stored.get("group_of")
-    return None if group_of is None or (group_of == -1).any() else group_of
+    if group_of is None or (group_of == -1).any():
+        return None
+    return group_of
 
 
 def _refuse_zeros(name: str, zeros: np.ndarray, scheme: WeightScheme | None) -> None:
     """Raise `CheckpointError` for zero points that the configuration excludes."""
     if scheme and scheme.symmetric and zeros.any():
         raise CheckpointError(
-            f"{name} has zero points that are not 0, although the configuration sets symmetric"
+            f"{name}: has zero points that are not 0, although the configuration sets symmetric; "
+            f"expected only 0, got {np.flatnonzero(zeros).size:,} others; {CORRECT}"
         )
 
 
 def _open(module: Module, settings: CompressedSettings) -> QuantizedMatrix:
     scheme = settings.of(module.stem)
     dtype = module.info(module.codes).dtype
-    if module.codes == ".weight_packed":
-        opened = (_packed_floats if dtype == "U8" else _packed)(module, scheme)
+    is_packed = module.codes == ".weight_packed"
+    if is_packed and dtype == "U8":
+        matrix = _packed_floats(module, scheme)
+    elif is_packed:
+        matrix = _packed(module, scheme)
     elif dtype == "I8":
-        opened = _integers(module, scheme)
+        matrix = _integers(module, scheme)
     else:
-        opened = _float8(module, scheme)
+        matrix = _float8(module, scheme)
     if settings.lists_as_plain(module.stem):
         return replace(
-            opened,
+            matrix,
             note="quantization_config.ignore lists modules that are stored quantized; they are "
             "read as they are stored",
         )
-    return opened
+    return matrix
 
 
 def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
-    """Whole numbers in words of 32 bits, one row after the other."""
-    outputs, width = module.shape(".weight_packed", "I32")
+    """Return a weight of whole numbers in words of 32 bits."""
+    outputs, row_words = module.shape(".weight_packed", "I32")
     if scheme is None:
         raise CheckpointError(
             f"{module.stem}: config.json must set the bits of packed weights "
-            "(quantization_config.config_groups.*.weights.num_bits)"
+            f"(quantization_config.config_groups.*.weights.num_bits); {CORRECT}"
         )
     if scheme.is_float:
-        raise CheckpointError(
-            f"{module.name('.weight_packed')} has words of whole numbers, and the configuration "
-            "sets the type float"
+        raise module.error(
+            ".weight_packed",
+            "has words of whole numbers, and the configuration sets the type float",
+            expected="the type int",
+            actual=scheme,
+            remedy=CORRECT,
         )
     bits = scheme.bits
-    if width * 32 % bits:
-        raise CheckpointError(
-            f"{module.name('.weight_packed')}: {width} words are no whole number of codes of "
-            f"{bits} bits"
+    inputs, rest_bits = divmod(32 * row_words, bits)
+    if rest_bits:
+        raise module.error(
+            ".weight_packed",
+            f"{row_words} words are no whole number of codes of {bits} bits",
+            expected=f"a multiple of {bits} bits in a row",
+            actual=32 * row_words,
+            remedy=CORRECT,
         )
-    inputs = width * 32 // bits
-    _check_symmetry(module, scheme)
-    scales = _scales(module, scheme, outputs, inputs, ".weight_scale")
+    _require_promised(module, scheme)
+    scales = _scales(module, scheme, outputs, inputs)
     components = {
         "codes": module.component(".weight_packed", 1),
         "scales": scales.component,
@@ -315,29 +437,31 @@ def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
     zero_name, packs_zeros = module.name(".weight_zero_point"), False
     if module.has(".weight_zero_point"):
         packs_zeros = module.info(".weight_zero_point").dtype == "I32"
-        rows = -(-outputs * bits // 32) if packs_zeros else outputs
+        rows = ceil_divide(outputs * bits, 32) if packs_zeros else outputs
         module.require(".weight_zero_point", (rows, scales.groups), "I32 I8")
         components["zeros"] = module.component(".weight_zero_point")
     if module.has(".weight_shape"):
         module.require(".weight_shape", (2,), "I32 I64")
         components["shape"] = module.component(".weight_shape")
-    offset = 2 ** (bits - 1)
+    offset = 2 ** (bits - 1)  # of whole numbers, which are stored without a sign
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         if "shape" in stored and [*stored["shape"]] != [outputs, inputs]:
-            raise CheckpointError(
-                f"{module.name('.weight_shape')} is {[*map(int, stored['shape'])]}, and {width} "
-                f"words of {bits} bits hold {inputs} inputs; padded rows are not read"
+            raise module.error(
+                ".weight_shape",
+                f"{row_words} words of {bits} bits hold {inputs} inputs; padded rows are not read",
+                expected=[outputs, inputs],
+                actual=[*map(int, stored["shape"])],
             )
-        codes = unpacked(stored["codes"], bits, inputs)
+        codes = unpacked(stored["codes"], bits, inputs) - offset
         zeros = stored.get("zeros")
         if zeros is not None:
             if packs_zeros:
                 zeros = unpacked(zeros.T, bits, outputs).T - offset
             _refuse_zeros(zero_name, zeros, scheme)
             zeros = zeros[rows]
-        grouped = stored["scales"].reshape(-1, scales.groups)
-        return scaled(codes - offset, _by_row(grouped, codes), zeros, _group_of(stored))
+        scales_of_rows = _by_row(stored["scales"], scales, len(rows))
+        return scaled(codes, scales_of_rows, zeros, _group_of(stored))
 
     return module.matrix(
         f"INT {bits}-bit",
@@ -349,20 +473,24 @@ def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
     )
 
 
-def _by_row(scales: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Repeat one scale of all for each row."""
-    return np.broadcast_to(scales, (len(codes), scales.shape[1]))
+def _by_row(stored: np.ndarray, scales: _Scales, rows: int) -> np.ndarray:
+    """Return scales or zero points by row and group, (rows, G); a single one is repeated."""
+    return np.broadcast_to(stored.reshape(-1, scales.groups), (rows, scales.groups))
 
 
 def _integers(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
-    """Whole numbers, one in a byte."""
+    """Return a weight of whole numbers, one in a byte."""
     outputs, inputs = module.shape(".weight", "I8")
     if scheme and scheme.is_float:
-        raise CheckpointError(
-            f"{module.name('.weight')} has whole numbers, and the configuration sets the type float"
+        raise module.error(
+            ".weight",
+            "has whole numbers, and the configuration sets the type float",
+            expected="the type int",
+            actual=scheme,
+            remedy=CORRECT,
         )
-    _check_symmetry(module, scheme)
-    scales = _scales(module, scheme, outputs, inputs, ".weight_scale")
+    _require_promised(module, scheme)
+    scales = _scales(module, scheme, outputs, inputs)
     components = {
         "codes": module.component(".weight", 1),
         "scales": scales.component,
@@ -370,21 +498,26 @@ def _integers(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
     }
     if module.has(".weight_zero_point"):
         shape = module.shape(".weight_zero_point", ZERO_TYPES, axes=None)
-        rows = outputs if scales.component.rows else 1
-        if size(shape) != rows * scales.groups or shape[0] != rows:
-            raise CheckpointError(
-                f"{module.name('.weight_zero_point')} must have one entry for each scale"
+        zero_rows = outputs if scales.are_by_row else 1
+        is_single = not scales.are_by_row and size(shape) == 1
+        is_by_row = size(shape) == zero_rows * scales.groups and shape[:1] == (zero_rows,)
+        if not is_single and not is_by_row:
+            raise module.error(
+                ".weight_zero_point",
+                "must have one entry for each scale",
+                expected=f"({zero_rows}, {scales.groups})",
+                actual=shape,
             )
         components["zeros"] = module.component(".weight_zero_point", scales.component.rows)
     zero_name = module.name(".weight_zero_point")
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        grouped = _by_row(stored["scales"].reshape(-1, scales.groups), stored["codes"])
+        scales_of_rows = _by_row(stored["scales"], scales, len(rows))
         zeros = stored.get("zeros")
         if zeros is not None:
             _refuse_zeros(zero_name, zeros, scheme)
-            zeros = _by_row(zeros.reshape(-1, scales.groups), stored["codes"])
-        return scaled(stored["codes"], grouped, zeros, _group_of(stored))
+            zeros = _by_row(zeros, scales, len(rows))
+        return scaled(stored["codes"], scales_of_rows, zeros, _group_of(stored))
 
     bits = scheme.bits if scheme else 8
     return module.matrix(
@@ -398,69 +531,90 @@ def _integers(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
 
 
 def _packed_floats(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
-    """Two 4-bit floats in a byte: NVFP4, scales in float8; and MXFP4, scales that are exponents."""
-    outputs, half = module.shape(".weight_packed", "U8")
-    scales = module.shape(".weight_scale", "F8_E4M3 U8 F8_E8M0")
-    is_nvidia = module.info(".weight_scale").dtype == "F8_E4M3"
-    if scales[0] != outputs:
-        raise CheckpointError(
-            f"{module.name('.weight_scale')} of shape {scales} for {outputs} outputs"
+    """Return a weight of 4-bit floats: NVFP4, with scales in float8; or MXFP4, with exponents."""
+    outputs, row_bytes = module.shape(".weight_packed", "U8")
+    inputs = 2 * row_bytes
+    scales_shape = module.shape(".weight_scale", "F8_E4M3 U8 F8_E8M0")
+    is_nvfp4 = module.info(".weight_scale").dtype == "F8_E4M3"
+    if scales_shape[0] != outputs:
+        raise module.error(
+            ".weight_scale",
+            f"of shape {scales_shape} for {outputs} outputs",
+            expected=f"({outputs}, groups)",
+            actual=scales_shape,
         )
-    shared = group_size(2 * half, scales[1], module.name(".weight_scale"))
+    columns_of_group = group_size(inputs, scales_shape[1], module.name(".weight_scale"))
     if scheme:
-        if not scheme.is_float or scheme.bits != 4 or scheme.symmetric is False or scheme.ordered:
-            raise CheckpointError(
-                f"{module.name('.weight_packed')} has 4-bit floats, and the configuration sets "
-                f"{'float' if scheme.is_float else 'int'} of {scheme.bits} bits, "
-                f"{'symmetric' if scheme.symmetric else 'with zero points'}"
-            )
-        if scheme.group not in (None, shared):
-            raise CheckpointError(
-                f"{module.name('.weight_scale')} of shape {scales} has groups of {shared}, and the "
-                f"configuration sets {scheme.group}"
+        _require_floats(module, scheme, bits=4)
+        if scheme.group not in (None, columns_of_group):
+            raise module.error(
+                ".weight_scale",
+                f"of shape {scales_shape} has groups of another size than the configuration sets",
+                expected=scheme.group,
+                actual=columns_of_group,
+                remedy=CORRECT,
             )
     components = {
         "codes": module.component(".weight_packed", 1),
         "scales": module.component(".weight_scale", 1),
     }
-    if is_nvidia:
-        if size(module.shape(".weight_global_scale", "F32", axes=None)) != 1:
-            raise CheckpointError(f"{module.name('.weight_global_scale')} must be one number")
+    if is_nvfp4:
+        global_shape = module.shape(".weight_global_scale", "F32", axes=None)
+        if size(global_shape) != 1:
+            raise module.error(
+                ".weight_global_scale",
+                "is not one scale of all",
+                expected="one number",
+                actual=global_shape,
+            )
         components["global"] = module.component(".weight_global_scale")
     elif module.has(".weight_global_scale"):
-        raise CheckpointError(
-            f"{module.name('.weight_scale')} has exponents, as MXFP4, next to the global scale of "
-            "NVFP4: which of the two formats it is, the file leaves open"
+        raise module.error(
+            ".weight_scale",
+            "has exponents, as MXFP4, next to the global scale of NVFP4: which of the two formats "
+            "it is, the file leaves open",
+            expected="F8_E4M3, or no global scale",
+            actual=module.info(".weight_scale").dtype,
         )
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        if is_nvidia:
+        if is_nvfp4:
             scales = stored["scales"] / stored["global"].reshape(())
         else:
             scales = powers_of_two(stored["scales"])
         return scaled(FLOAT4[nibbles(stored["codes"])], scales)
 
     return module.matrix(
-        "NVFP4" if is_nvidia else "MXFP4",
-        (outputs, 2 * half),
-        grid=Grid(shared, FLOAT4_STEP),
+        "NVFP4" if is_nvfp4 else "MXFP4",
+        (outputs, inputs),
+        grid=Grid(columns_of_group, FLOAT4_STEP),
         components=components,
         values=values,
     )
 
 
-def _float8(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
-    """8-bit floats with scales of the tensor, rows, groups or blocks."""
-    if scheme and (not scheme.is_float or scheme.bits != 8 or scheme.symmetric is False):
-        raise CheckpointError(
-            f"{module.name('.weight')} has 8-bit floats, and the configuration sets "
-            f"{'float' if scheme.is_float else 'int'} of {scheme.bits} bits, "
-            f"{'symmetric' if scheme.symmetric else 'with zero points'}"
+def _require_floats(module: Module, scheme: WeightScheme, *, bits: int) -> None:
+    """Raise `CheckpointError` unless the scheme is that of floats of these bits."""
+    is_ordered = bits == 4 and scheme.ordered
+    is_symmetric = scheme.symmetric is not False
+    if not scheme.is_float or scheme.bits != bits or not is_symmetric or is_ordered:
+        raise module.error(
+            module.codes,
+            f"has {bits}-bit floats, and the configuration sets another scheme",
+            expected=f"float of {bits} bits, symmetric, with columns in their order",
+            actual=scheme,
+            remedy=CORRECT,
         )
-    strategy = scheme.strategy if scheme else ""
-    block = scheme.block if scheme else None
-    if scheme and strategy == "group" and scheme.group:
-        block = (1, scheme.group)
+
+
+def _float8(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
+    """Return a weight of 8-bit floats with scales of the tensor, rows, groups or blocks."""
+    strategy, block = "", None
+    if scheme:
+        _require_floats(module, scheme, bits=8)
+        strategy, block = scheme.strategy, scheme.block
+        if strategy == "group" and scheme.group:
+            block = Block(1, scheme.group)
     return float8_matrix(
         module, ".weight_scale", block=block, strategy=strategy, exponents_in_bytes=True
     )

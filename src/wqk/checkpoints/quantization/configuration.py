@@ -31,6 +31,9 @@ UNREAD_METHODS = {
     "vptq",
 }
 
+# Orders of the codes of GPTQ and AWQ, for single kernels, that are not read.
+UNREAD_FORMATS = {"marlin", "bitblas", "ipex", "gemv", "gemv_fast", "llm-awq", "exllama"}
+
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
     """Return the quantization configuration of a model; without one, no settings.
@@ -55,7 +58,10 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
             method = settings.word("quant_method", "method")
             return Settings(method or _unnamed(values), values, settings.path)
         if values:
-            raise CheckpointError(f"{path}quantization_config must have keys, got {shown(values)}")
+            raise CheckpointError(
+                f"config.json: {path}quantization_config must have keys; expected an object, got "
+                f"{shown(values)}; remove it, or use the original checkpoint"
+            )
     return NO_SETTINGS
 
 
@@ -69,16 +75,13 @@ def _unnamed(values: Mapping[str, Any]) -> str:
 def refuse_unread(config: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` if a configuration names a quantized format that is not read."""
     settings = read_settings(config)
-    kept = {
-        str(settings.values[name]).lower()
-        for name in ("checkpoint_format", "format", "version", "backend")
-        if settings.values.get(name)
-    }
-    unread = sorted(kept & {"marlin", "bitblas", "ipex", "gemv", "gemv_fast", "llm-awq", "exllama"})
+    names = ("checkpoint_format", "format", "version", "backend")
+    formats = {str(settings.values[name]).lower() for name in names if settings.values.get(name)}
+    unread_formats = sorted(formats & UNREAD_FORMATS)
     if settings.method in UNREAD_METHODS:
         method = settings.method
-    elif settings.method in ("gptq", "awq") and unread and "backend" not in unread:
-        method = f"{settings.method} in its {unread[0]} format"
+    elif settings.method in ("gptq", "awq") and unread_formats:
+        method = f"{settings.method} in its {unread_formats[0]} format"
     else:
         return
     raise CheckpointError(
@@ -92,7 +95,14 @@ def require_known(
 ) -> None:
     """Raise `CheckpointError` for a key that the table refuses.
 
-    With ``names_unknown``, a key that is not in the table is refused, too.
+    Parameters
+    ----------
+    settings
+        The quantization configuration.
+    layout
+        The format, whose keys are the table.
+    names_unknown
+        Whether a key that is not in the table is refused, too.
     """
     for path, value in _leaves(settings.values, (), layout.keys):
         record = _record(path, layout.keys)
@@ -115,7 +125,10 @@ def require_known(
 def _leaves(
     values: Mapping[str, Any], path: tuple[str, ...], known: Iterable[Key]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Return the paths that the table names, and those that lead to no key of the table."""
+    """Yield paths of keys, with their values: those of the table, and those that it lacks.
+
+    An object is entered only if the table has keys within it.
+    """
     for name, value in values.items():
         here = (*path, name)
         within = [key for key in known if _leads_to(here, key)]

@@ -1,8 +1,22 @@
 """GPTQ and AWQ: codes of whole numbers in words of 32 bits, with packed zero points.
 
-Both store ``qweight``, ``qzeros`` and ``scales`` transposed, inputs before outputs. GPTQ packs the
-inputs of a column, AWQ packs eight outputs of a row. A column of GPTQ belongs to the group that
-``g_idx`` gives it; otherwise groups are neighboring columns.
+Tensors of a weight (O, I) of b-bit codes with G groups of inputs; all are stored transposed, inputs
+before outputs:
+
+==============  ==========================  ==================
+tensor          GPTQ, b = 2, 3, 4 or 8      AWQ, b = 4
+==============  ==========================  ==================
+``qweight``     (I·b/32, O) words           (I, O/8) words
+``qzeros``      (G, O·b/32) words           (G, O/8) words
+``scales``      (G, O)                      (G, O)
+``g_idx``       (I,), group of each input   none
+==============  ==========================  ==================
+
+Words have 32 bits. A column of GPTQ's ``qweight`` has the codes of one output, a row of ``qzeros``
+the codes of one group, one after the other, the first one in the lowest bits; a code of 3 bits may
+lie in two words. A word of AWQ has the codes of 8 outputs, from the lowest bits on those of the
+outputs 0, 2, 4, 6, 1, 3, 5, 7. A value is (code − zero) · scale. Without ``g_idx``, groups are
+neighboring inputs.
 
 The first version of GPTQ's files stores zero points less one. Codes do not show which version a
 file has. The configuration sets it under one of three keys; without any, the libraries take the
@@ -22,11 +36,12 @@ from wqk.checkpoints.files import unpacked
 from wqk.checkpoints.quantization.matrix import (
     Arrays,
     QuantizedMatrix,
+    ceil_divide,
     group_size,
     scaled,
     uniform_grid,
 )
-from wqk.checkpoints.quantization.module import FLOATS, Module
+from wqk.checkpoints.quantization.module import CORRECT, DEQUANTIZE, FLOATS, Module
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.checkpoints.quantization.table import (
     BIAS,
@@ -37,14 +52,17 @@ from wqk.checkpoints.quantization.table import (
     Signature,
     keys,
 )
-from wqk.errors import CheckpointError, shown
+from wqk.errors import shown
 
-# Outputs that lie one after the other in a word of AWQ.
+# Outputs that lie one after the other in a word of AWQ, from the lowest bits on.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 GPTQ_BITS = (2, 3, 4, 8)
 
 VERSIONS = {"gptq": 1, "gptq_v2": 2}
+
+# Keys of the settings of single modules.
+OVERRIDES = ("bits", "group_size", "desc_act", "sym")
 
 
 @dataclass(frozen=True)
@@ -70,20 +88,18 @@ class GptqSettings:
     overrides: Mapping[str, Mapping[str, Any]] | None = None
 
     def of(self, module: str) -> GptqSettings:
-        """Return the settings of one module."""
+        """Return the settings of one module: with those of the first pattern that matches it."""
         for pattern, values in (self.overrides or {}).items():
-            if re.match(pattern.removeprefix("+:").removeprefix("-:"), module):
-                module_settings = Settings("gptq", values, f"quantization_config.dynamic.{pattern}")
-                bits, size = module_settings.whole("bits"), module_settings.whole("group_size")
-                ordered = (
-                    module_settings.switch("desc_act") if "desc_act" in values else self.ordered
-                )
-                return GptqSettings(
-                    bits=self.bits if bits is None else bits,
-                    group_size=self.group_size if size is None else size,
-                    version=self.version,
-                    ordered=ordered,
-                )
+            if not re.match(_without_sign(pattern), module):
+                continue
+            override = Settings("gptq", values, f"quantization_config.dynamic.{pattern}")
+            bits, columns = override.whole("bits"), override.whole("group_size")
+            return GptqSettings(
+                bits=self.bits if bits is None else bits,
+                group_size=self.group_size if columns is None else columns,
+                version=self.version,
+                ordered=override.switch("desc_act") if "desc_act" in values else self.ordered,
+            )
         return self
 
 
@@ -96,15 +112,25 @@ def _gptq_settings(settings: Settings) -> GptqSettings:
         if word not in VERSIONS:
             raise settings.error(
                 f"{name} = {shown(word)} is a format of GPTQ that is not read; expected gptq or "
-                "gptq_v2"
+                f"gptq_v2; {DEQUANTIZE}"
             )
     if len(set(versions.values())) > 1:
-        raise settings.error(f"{' and '.join(versions)} name different versions")
-    if settings.word("pack_dtype") not in ("", "int32", "torch.int32"):
-        raise settings.error("pack_dtype must be int32: codes in other words are not read")
+        raise settings.error(
+            f"{' and '.join(versions)} name different versions; expected one version, got "
+            f"{' and '.join(versions.values())}; {CORRECT}"
+        )
+    word_type = settings.word("pack_dtype")
+    if word_type not in ("", "int32", "torch.int32"):
+        raise settings.error(
+            "pack_dtype must be int32: codes in other words are not read; got "
+            f"{shown(word_type)}; {DEQUANTIZE}"
+        )
     overrides = settings.get("dynamic")
     if overrides is not None and not _is_overrides(overrides):
-        raise settings.error("dynamic must be settings by patterns of module names")
+        raise settings.error(
+            "dynamic must be settings by patterns of module names; expected objects with the keys "
+            f"{', '.join(OVERRIDES)}, got {shown(overrides)}; {DEQUANTIZE}"
+        )
     return GptqSettings(
         bits=settings.whole("bits", "wbits", "w_bit"),
         group_size=settings.whole("group_size", "q_group_size"),
@@ -115,17 +141,22 @@ def _gptq_settings(settings: Settings) -> GptqSettings:
 
 
 def _is_overrides(value: Any) -> bool:
-    if not isinstance(value, dict) or not all(
-        isinstance(override, dict) for override in value.values()
-    ):
+    """Return whether a value is an object of settings by patterns, with known keys alone."""
+    if not isinstance(value, dict):
         return False
-    try:
-        for pattern in value:
-            re.compile(pattern.removeprefix("+:").removeprefix("-:"))
-    except re.error:
-        return False
-    known = {"bits", "group_size", "desc_act", "sym"}
-    return all(override.keys() <= known for override in value.values())
+    for pattern, override in value.items():
+        if not isinstance(override, dict) or not override.keys() <= set(OVERRIDES):
+            return False
+        try:
+            re.compile(_without_sign(pattern))
+        except re.error:
+            return False
+    return True
+
+
+def _without_sign(pattern: str) -> str:
+    """Return a pattern of names without the mark of GPTQModel that includes or excludes modules."""
+    return pattern.removeprefix("+:").removeprefix("-:")
 
 
 def _awq_settings(settings: Settings) -> GptqSettings:
@@ -133,7 +164,7 @@ def _awq_settings(settings: Settings) -> GptqSettings:
         if settings.word(name) not in ("", "gemm"):
             raise settings.error(
                 f"{name} = {shown(settings.values[name])} is an order of AWQ's codes that is not "
-                "read; expected gemm"
+                f"read; expected gemm; {DEQUANTIZE}"
             )
     return GptqSettings(
         bits=settings.whole("bits", "w_bit"),
@@ -143,50 +174,53 @@ def _awq_settings(settings: Settings) -> GptqSettings:
 
 def _open_gptq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
     settings = settings.of(module.stem)
-    height, outputs = module.shape(".qweight", "I32")
-    scales = module.shape(".scales", FLOATS)
-    if scales[1] == 8 * outputs:
-        raise CheckpointError(
-            f"{module.name('.qweight')} of shape {(height, outputs)} is packed as AWQ packs it, "
-            "and the configuration names GPTQ"
+    column_words, outputs = module.shape(".qweight", "I32")
+    scales_shape = module.shape(".scales", FLOATS)
+    if scales_shape[1] == 8 * outputs:
+        raise module.error(
+            ".qweight",
+            "is packed as AWQ packs it, and the configuration names GPTQ",
+            expected=f"words of shape (words, {scales_shape[1]})",
+            actual=(column_words, outputs),
+            remedy=CORRECT,
         )
-    if scales[1] != outputs:
-        raise CheckpointError(
-            f"{module.name('.scales')} of shape {scales} fit neither GPTQ's nor AWQ's qweight of "
-            f"shape {(height, outputs)}"
+    _require_scales_of_outputs(module, outputs)
+    groups = scales_shape[0]
+    zeros_shape = module.shape(".qzeros", "I32")
+    bits, rest_of_zeros = divmod(32 * zeros_shape[1], outputs)
+    if (
+        bits not in GPTQ_BITS
+        or rest_of_zeros
+        or zeros_shape[0] != groups
+        or 32 * column_words % bits
+    ):
+        raise module.error(
+            "",
+            "qzeros and qweight do not fit the scales",
+            expected=f"2, 3, 4 or 8 bits of {outputs} outputs in {groups} groups",
+            actual=f"qzeros of shape {zeros_shape} and qweight of shape {(column_words, outputs)}",
         )
-    groups = scales[0]
-    zeros = module.shape(".qzeros", "I32")
-    bits, remainder = divmod(32 * zeros[1], outputs)
-    if bits not in GPTQ_BITS or remainder or zeros[0] != groups or 32 * height % bits:
-        raise CheckpointError(
-            f"{module.stem}: qzeros of shape {zeros} and qweight of shape {(height, outputs)} are "
-            f"not 2, 3, 4 or 8 bits of {outputs} outputs in {groups} groups"
-        )
-    inputs = 32 * height // bits
+    inputs = 32 * column_words // bits
     if settings.ordered:
         module.require_promised(".g_idx", "desc_act, the order of columns")
-    has_order = module.has(".g_idx")
-    if has_order and module.shape(".g_idx", "I32 I64", axes=1) != (inputs,):
-        raise CheckpointError(
-            f"{module.name('.g_idx')} must have one entry for each of {inputs} inputs"
-        )
     components = {role: module.component(f".{role}") for role in ("qweight", "qzeros", "scales")}
+    has_order = module.has(".g_idx")
     if has_order:
+        module.require(".g_idx", (inputs,), "I32 I64")
         components["group_of"] = module.component(".g_idx")
-    shared = _shared(module, settings, inputs, groups, has_order)
-    is_first = settings.version != 2
+    columns_of_group = _columns_of_group(module, settings, inputs, groups, has_order)
+    is_less_one = settings.version != VERSIONS["gptq_v2"]
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         codes = unpacked(stored["qweight"].T[rows], bits, inputs)
-        packed = stored["qzeros"]
-        if is_first:
-            packed = _one_more(packed, bits, outputs)
-        zero = unpacked(packed, bits, outputs)
+        packed_zeros = stored["qzeros"]
+        if is_less_one:
+            packed_zeros = _with_one_added(packed_zeros, bits, outputs)
+        zeros = unpacked(packed_zeros, bits, outputs)
         group_of = stored.get("group_of")
         if group_of is None:
-            group_of = np.arange(inputs) // shared
-        return scaled(codes, stored["scales"].T[rows], zero.T[rows], group_of)
+            group_of = np.arange(inputs) // columns_of_group
+        return scaled(codes, stored["scales"].T[rows], zeros.T[rows], group_of)
 
     kind = f"GPTQ {bits}-bit"
     if settings.version is None:
@@ -194,7 +228,7 @@ def _open_gptq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
     return module.matrix(
         kind,
         (outputs, inputs),
-        grid=uniform_grid(bits, shared),
+        grid=uniform_grid(bits, columns_of_group),
         components=components,
         values=values,
         groups=groups,
@@ -202,25 +236,55 @@ def _open_gptq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
     )
 
 
-def _shared(
+def _require_scales_of_outputs(module: Module, outputs: int) -> None:
+    """Raise `CheckpointError` unless ``scales`` are (groups, ``outputs``)."""
+    scales_shape = module.shape(".scales", FLOATS)
+    if scales_shape[1] != outputs:
+        raise module.error(
+            ".scales",
+            f"of shape {scales_shape} fit neither GPTQ's nor AWQ's qweight of shape "
+            f"{module.info('.qweight').shape}",
+            expected=f"(groups, {outputs})",
+            actual=scales_shape,
+        )
+
+
+def _columns_of_group(
     module: Module, settings: GptqSettings, inputs: int, groups: int, has_order: bool
 ) -> int:
-    """Return the columns of a group, of which the last may have fewer.
+    """Return the number of inputs of a group, of which the last may have fewer.
 
-    Raises `CheckpointError` if the configured size does not give the stored number of groups.
+    Parameters
+    ----------
+    module, settings
+        The module and its settings.
+    inputs, groups
+        Numbers of inputs and of stored groups.
+    has_order
+        Whether ``g_idx`` assigns inputs to groups, so that groups may have any size.
+
+    Raises
+    ------
+    CheckpointError
+        The configured size does not give the stored number of groups.
     """
-    size = settings.group_size
-    if size is None:
+    columns = settings.group_size
+    if columns is None:
         if has_order:
-            return -(-inputs // groups)
+            return ceil_divide(inputs, groups)
         return group_size(inputs, groups, module.name(".scales"))
-    size = inputs if size == -1 else size
-    if size < 1 or -(-inputs // size) != groups:
-        raise CheckpointError(
-            f"{module.name('.scales')}: {inputs} inputs in groups of {size} (group_size of the "
-            f"configuration) are not the {groups} groups that are stored"
+    if columns == -1:
+        columns = inputs
+    if columns < 1 or ceil_divide(inputs, columns) != groups:
+        raise module.error(
+            ".scales",
+            f"{inputs} inputs in groups of {columns} (group_size of the configuration) are not the "
+            f"{groups} groups that are stored",
+            expected=f"a group_size such as {ceil_divide(inputs, groups)}",
+            actual=columns,
+            remedy=CORRECT,
         )
-    return size
+    return columns
 
 
 def _bits_note(configured: int | None, stored: int) -> str:
@@ -233,54 +297,78 @@ def _bits_note(configured: int | None, stored: int) -> str:
     )
 
 
-def _one_more(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Add one to each packed code, with its carry into the next one, as the library does."""
-    unsigned = np.ascontiguousarray(packed).view(np.uint32)
-    if bits == 3:  # codes lie across words, and the library adds code by code
-        codes = (unpacked(unsigned, 3, count) + 1) & 7
-        bits_of_codes = (codes[..., None] >> np.arange(3)) & 1
-        row_bits = bits_of_codes.reshape(len(unsigned), -1).astype(np.uint8)
-        return np.packbits(row_bits, axis=1, bitorder="little").view(np.uint32)
-    one_in_each = sum(1 << position for position in range(0, 32, bits))
-    return unsigned + np.uint32(one_in_each)
+def _with_one_added(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """Return packed codes with one added to each, as the library adds it.
+
+    Parameters
+    ----------
+    packed
+        Words (rows, W) of 32 bits.
+    bits, count
+        Bits of a code, and codes in a row.
+
+    Returns
+    -------
+    Words (rows, W), unsigned. Codes of 2, 4 or 8 bits are added to word by word: the highest code
+    becomes 0, and carries one into the next code of the word. Codes of 3 bits, which lie across
+    words, are added to one by one, without a carry.
+    """
+    words = np.ascontiguousarray(packed).view(np.uint32)
+    if bits == 3:
+        codes = (unpacked(words, 3, count) + 1) & 0b111
+        bits_of_codes = (codes[..., None] >> np.arange(3)) & 1  # (rows, count, 3), lowest first
+        bits_of_rows = bits_of_codes.reshape(len(words), 3 * count).astype(np.uint8)
+        bytes_of_rows = np.packbits(bits_of_rows, axis=1, bitorder="little")
+        return bytes_of_rows.view(np.uint32)
+    one_in_each_code = sum(1 << shift for shift in range(0, 32, bits))
+    return words + np.uint32(one_in_each_code)
 
 
 def _open_awq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
     inputs, row_words = module.shape(".qweight", "I32")
     outputs = 8 * row_words
-    scales = module.shape(".scales", FLOATS)
-    if scales[1] != outputs:
-        raise CheckpointError(
-            f"{module.name('.scales')} of shape {scales} fit neither GPTQ's nor AWQ's qweight of "
-            f"shape {(inputs, row_words)}"
-        )
-    module.require(".qzeros", (scales[0], row_words), "I32")
+    _require_scales_of_outputs(module, outputs)
+    groups, _ = module.shape(".scales", FLOATS)
+    module.require(".qzeros", (groups, row_words), "I32")
     if settings.bits not in (None, 4):
-        raise CheckpointError(
-            f"{module.stem}: AWQ codes have 4 bits, and the configuration sets {settings.bits}"
+        raise module.error(
+            "",
+            "AWQ codes have 4 bits, and the configuration sets others",
+            expected=4,
+            actual=settings.bits,
+            remedy=CORRECT,
         )
-    shared = _shared(module, settings, inputs, scales[0], has_order=False)
-    if inputs % shared:
-        raise CheckpointError(f"{module.stem}: groups of {shared} do not divide {inputs} columns")
-    places = np.argsort(AWQ_ORDER)  # of each output in its word
-
-    def codes(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        shifts = (4 * places[rows % 8]).astype(np.uint32)
-        held = packed.view(np.uint32)[:, rows // 8] >> shifts & np.uint32(15)
-        return np.asarray(held.T, np.int32)
+    columns_of_group = _columns_of_group(module, settings, inputs, groups, has_order=False)
+    if inputs % columns_of_group:
+        raise module.error(
+            "",
+            f"groups of {columns_of_group} do not divide {inputs} columns",
+            expected=f"a divisor of {inputs}",
+            actual=columns_of_group,
+        )
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        zeros = codes(stored["qzeros"], rows)
-        return scaled(codes(stored["qweight"], rows), stored["scales"].T[rows], zeros)
+        codes = _awq_codes(stored["qweight"], rows)
+        zeros = _awq_codes(stored["qzeros"], rows)
+        return scaled(codes, stored["scales"].T[rows], zeros)
 
     roles = ("qweight", "qzeros", "scales")
     return module.matrix(
         "AWQ 4-bit",
         (outputs, inputs),
-        grid=uniform_grid(4, shared),
+        grid=uniform_grid(4, columns_of_group),
         components={role: module.component(f".{role}") for role in roles},
         values=values,
     )
+
+
+def _awq_codes(packed: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Return the codes of some outputs, (outputs, n), from words (n, O/8), as int32."""
+    place_by_output = np.argsort(AWQ_ORDER)  # place in the word, counted from the lowest bits
+    shifts = (4 * place_by_output[outputs % 8]).astype(np.uint32)
+    words = packed.view(np.uint32)[:, outputs // 8]
+    codes = (words >> shifts) & np.uint32(0b1111)
+    return np.asarray(codes.T, np.int32)
 
 
 def _is_awq(module: Module) -> bool:
@@ -290,7 +378,9 @@ def _is_awq(module: Module) -> bool:
 
 
 def _open_either(module: Module, settings: GptqSettings) -> QuantizedMatrix:
-    return (_open_awq if _is_awq(module) else _open_gptq)(module, settings)
+    if _is_awq(module):
+        return _open_awq(module, settings)
+    return _open_gptq(module, settings)
 
 
 _PACKED = (Signature(".qweight", frozenset({"I32"}), (".scales",)),)

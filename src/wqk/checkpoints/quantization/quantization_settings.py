@@ -38,19 +38,22 @@ class Settings:
         set_values = [
             (name, self.values[name]) for name in names if self.values.get(name) is not None
         ]
+        if not set_values:
+            return None
+        first_name, first_value = set_values[0]
         for name, value in set_values[1:]:
-            if value != set_values[0][1]:
+            if value != first_value:
                 raise self.error(
-                    f"{set_values[0][0]} and {name} mean the same and differ "
-                    f"({shown(set_values[0][1])} and {shown(value)})"
+                    f"{first_name} and {name} mean the same and differ; expected one value, got "
+                    f"{shown(first_value)} and {shown(value)}; correct the configuration"
                 )
-        return set_values[0][1] if set_values else None
+        return first_value
 
     def whole(self, *names: str) -> int | None:
         """Return a whole number; None if it is not set."""
         value = self.get(*names)
         if value is not None and type(value) is not int:
-            raise self.error(f"{names[0]} must be a whole number, got {shown(value)}")
+            raise self._wrong(names[0], "a whole number", value)
         return value
 
     def switch(self, *names: str) -> bool:
@@ -59,19 +62,25 @@ class Settings:
         if value is None:
             return False
         if value not in (True, False):  # AutoGPTQ also writes 0 and 1
-            raise self.error(f"{names[0]} must be true or false, got {shown(value)}")
+            raise self._wrong(names[0], "true or false", value)
         return bool(value)
 
     def word(self, *names: str) -> str:
         """Return a word in lower case; empty if it is not set."""
         value = self.get(*names)
         if value is not None and not isinstance(value, str):
-            raise self.error(f"{names[0]} must be a word, got {shown(value)}")
+            raise self._wrong(names[0], "a word", value)
         return (value or "").lower()
 
     def error(self, message: str) -> CheckpointError:
         """Return the error for this configuration."""
         return CheckpointError(f"{self.path}: {message}")
+
+    def _wrong(self, name: str, expected: str, value: Any) -> CheckpointError:
+        """Return the error for a value of another type."""
+        return self.error(
+            f"{name} must be {expected}; got {shown(value)}; correct the configuration"
+        )
 
 
 NO_SETTINGS = Settings("", {})

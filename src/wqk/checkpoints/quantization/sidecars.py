@@ -74,7 +74,10 @@ def _flat(content: Mapping[str, Any], file: str, method: str) -> dict[str, Any]:
         flat = {name: value for name, value in content.items() if name != "quantization"}
         for name, value in inner.items():
             if flat.setdefault(name, value) != value:
-                raise CheckpointError(f"{file}: {name} has two values")
+                raise CheckpointError(
+                    f"{file}: {name} has two values; expected one, got {shown(flat[name])} and "
+                    f"{shown(value)}; correct the file"
+                )
     if not any(flat.get(name) for name in NAMES_OF_METHOD):
         flat["quant_method"] = method
     return flat
@@ -94,7 +97,8 @@ def _merged(
     if before.method != added.method:
         raise CheckpointError(
             f"{file} is for the method {added.method}, and {before.path} of config.json names "
-            f"{before.method or 'none'}"
+            f"{before.method or 'none'}; expected one method; remove the file that does not belong "
+            "to the weights"
         )
     without_effect = {
         key.name
@@ -111,7 +115,8 @@ def _merged(
         if is_set_twice and not _is_equal(value, value_before):
             raise CheckpointError(
                 f"{file} sets {name} = {shown(value)}, and {before.path} of config.json "
-                f"sets {shown(value_before)}"
+                f"sets {shown(value_before)}; expected one value; correct the file that does not "
+                "belong to the weights"
             )
     # Null stands for a key that is left out.
     set_before = {name: value for name, value in before.values.items() if value is not None}

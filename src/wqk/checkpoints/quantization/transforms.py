@@ -26,7 +26,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
 from wqk.checkpoints.quantization.matrix import Arrays, Component, QuantizedMatrix
-from wqk.checkpoints.quantization.module import FLOATS
+from wqk.checkpoints.quantization.module import CORRECT, DEQUANTIZE, FLOATS, REQUANTIZE
 from wqk.checkpoints.quantization.quantization_settings import Settings
 from wqk.errors import CheckpointError, shown
 
@@ -38,6 +38,7 @@ KINDS = (*HADAMARD, "random-matrix")
 STORED_PLACES = ("weight_input", "weight_output")
 RUNNING_PLACES = ("input", "output")
 ATTENTION_PLACES = ("q_attn", "k_cache")
+PLACES = (*STORED_PLACES, *RUNNING_PLACES, *ATTENTION_PLACES)
 
 GROUP_KEYS = {"type", "apply", "randomize", "requires_grad", "head_dim", "precision"}
 PLACE_KEYS = {"targets", "location", "inverse", "ignore"}
@@ -95,10 +96,13 @@ class Transform:
 
 
 def _is_named(module: str, targets: tuple[str, ...]) -> bool:
-    return any(
-        re.match(target[3:], module) if target.startswith("re:") else target == module
-        for target in targets
-    )
+    """Return whether one of the names, or of the patterns after ``re:``, is that of a module."""
+    for target in targets:
+        if target == module:
+            return True
+        if target.startswith("re:") and re.match(target.removeprefix("re:"), module):
+            return True
+    return False
 
 
 def read_transforms(settings: Settings) -> tuple[Transform, ...]:
@@ -117,7 +121,9 @@ def read_transforms(settings: Settings) -> tuple[Transform, ...]:
         case {"config_groups": {**groups}, **unknown} if not unknown:
             pass
         case _:
-            raise inner.error(f"expected config_groups alone, got {shown(config)}")
+            raise inner.error(
+                f"has other keys; expected config_groups alone, got {shown(config)}; {DEQUANTIZE}"
+            )
     transforms: list[Transform] = []
     for name, group in groups.items():
         transforms += _group(inner, str(name), group)
@@ -129,25 +135,36 @@ def _group(settings: Settings, name: str, group: Any) -> Iterator[Transform]:
     """Return the transforms of one group."""
     path = f"{settings.path}.config_groups.{name}"
     if not isinstance(group, dict) or not group.keys() <= GROUP_KEYS:
-        raise CheckpointError(f"{path}: expected the keys of a transform, got {shown(group)}")
+        raise CheckpointError(
+            f"{path}: is not known; expected the keys of a transform, "
+            f"{', '.join(sorted(GROUP_KEYS))}, got {shown(group)}; {DEQUANTIZE}"
+        )
     group_settings = Settings(settings.method, group, path)
     kind, width = group_settings.get("type"), group_settings.whole("head_dim")
     if kind not in KINDS:
         raise group_settings.error(
             f"type = {shown(kind)} is not a transform that is read; expected one of "
-            f"{', '.join(KINDS)}"
+            f"{', '.join(KINDS)}; {DEQUANTIZE}"
         )
     if width is not None and width < 1:
-        raise group_settings.error(f"head_dim must be a positive number, got {width}")
+        raise group_settings.error(f"head_dim must be a positive number; got {width}; {CORRECT}")
     places = group.get("apply") or []
     if not isinstance(places, list):
-        raise group_settings.error(f"apply must be a list of places, got {shown(places)}")
+        raise group_settings.error(
+            f"apply must be a list of places; got {shown(places)}; {CORRECT}"
+        )
     for place in places:
         if not isinstance(place, dict) or not place.keys() <= PLACE_KEYS:
-            raise group_settings.error(f"apply must have the keys of a place, got {shown(place)}")
+            raise group_settings.error(
+                f"apply must have the keys of a place; expected {', '.join(sorted(PLACE_KEYS))}, "
+                f"got {shown(place)}; {DEQUANTIZE}"
+            )
         location = place.get("location")
-        if location not in (*STORED_PLACES, *RUNNING_PLACES, *ATTENTION_PLACES):
-            raise group_settings.error(f"location = {shown(location)} is not a place that is read")
+        if location not in PLACES:
+            raise group_settings.error(
+                f"location = {shown(location)} is not a place that is read; expected one of "
+                f"{', '.join(PLACES)}; {DEQUANTIZE}"
+            )
         yield Transform(
             group=name,
             kind=kind,
@@ -168,7 +185,10 @@ def _patterns(settings: Settings, key: str, place: Mapping[str, Any]) -> tuple[s
         for pattern in patterns:
             re.compile(pattern.removeprefix("re:"))
     except (re.error, AttributeError, TypeError):
-        raise settings.error(f"{key} must be names of modules, got {shown(value)}") from None
+        raise settings.error(
+            f"{key} must be names of modules; expected a list of names or patterns, got "
+            f"{shown(value)}; {CORRECT}"
+        ) from None
     return tuple(patterns)
 
 
@@ -182,7 +202,7 @@ def _require_cancelling(settings: Settings, transforms: list[Transform]) -> None
     if queries != keys or any(transform.kind not in HADAMARD for transform in queries):
         raise settings.error(
             "q_attn and k_cache do not turn queries and keys by one orthogonal matrix, so that "
-            "they change scores, which is not read"
+            f"they change scores, which is not read; {DEQUANTIZE}"
         )
 
 
@@ -249,8 +269,8 @@ class Transforms:
             place = name.rpartition(".")[0]
             if self._is_of_transform(place, RUNNING_PLACES) and name not in self.used:
                 raise CheckpointError(
-                    f"{name} belongs to a transform, and transform_config has none for "
-                    f"{place.rpartition('.')[0]}"
+                    f"{name}: belongs to a transform, and transform_config has none for "
+                    f"{place.rpartition('.')[0]}; {CORRECT}"
                 )
 
     def _is_of_transform(
@@ -295,12 +315,13 @@ class Transforms:
             elif is_linear is None and transform.names_class(module):
                 raise _OpenClass(
                     f"{module}: transform_config rotates modules of the class Linear, and whether "
-                    "this one is of that class, the file leaves open"
+                    f"this one is of that class, the file leaves open; {DEQUANTIZE}"
                 )
         if len(acting) > 1:
             raise CheckpointError(
                 f"{module}: the groups {acting[0].group} and {acting[1].group} of transform_config "
-                f"both act on its {location}, in an order that the file leaves open"
+                f"both act on its {location}, in an order that the file leaves open; expected one "
+                f"group; {DEQUANTIZE}"
             )
         return acting[0] if acting else None
 
@@ -309,7 +330,8 @@ class Transforms:
         width = transform.width or length
         if length % width:
             raise CheckpointError(
-                f"{module}: blocks of {width} (head_dim of transform_config) do not divide {length}"
+                f"{module}: blocks of {width} (head_dim of transform_config) do not divide "
+                f"{length}; expected a divisor of {length}, got {width}; {CORRECT}"
             )
         components = {
             _role(transform): self._component(transform, module, "weight", (width, width))
@@ -338,9 +360,10 @@ class Transforms:
         infos = [self.tensors[name] for name in names]
         if len(names) != 1 or infos[0].shape != shape or infos[0].dtype not in types:
             raise CheckpointError(
-                f"{place}: expected one tensor of shape {shape} for the group {transform.group} of "
-                f"transform_config, here or next to another module, got {len(names)} of "
-                f"{shown([info.shape for info in infos])}"
+                f"{place}: the matrix of a transform is missing, or not the only one; expected one "
+                f"tensor of shape {shape} for the group {transform.group} of transform_config, "
+                f"here or next to another module, got {len(names)} of "
+                f"{shown([info.shape for info in infos])}; {REQUANTIZE}"
             )
         return Component(names[0])
 
@@ -404,6 +427,7 @@ def _unreadable(matrix: QuantizedMatrix, message: str) -> QuantizedMatrix:
 
 
 def _role(transform: Transform) -> str:
+    """Return the role of the matrix R of a transform among the components of a weight."""
     return f"{transform.group} {transform.location}"
 
 
@@ -422,20 +446,30 @@ class _Rotation:
         return sum(self.tensors[component.name].nbytes for component in self.components.values())
 
     def matrix(self, stored: Arrays) -> np.ndarray:
-        """Return R in float64."""
+        """Return R in float64, (width, width).
+
+        Raises
+        ------
+        CheckpointError
+            The stored order is no permutation, or the entries are not ±1.
+        """
         role = _role(self.transform)
         matrix = stored[role].astype(np.float64)
         if self.transform.permuted:
             order = stored[f"{role} order"]
             if not np.array_equal(np.sort(order), np.arange(self.width)):
                 raise CheckpointError(
-                    f"{self.components[f'{role} order'].name} is not an order of {self.width} rows"
+                    f"{self.components[f'{role} order'].name}: is not an order of {self.width} "
+                    f"rows; expected each number from 0 to {self.width - 1} once; {REQUANTIZE}"
                 )
             matrix = matrix[order][:, order]
         if self.transform.kind not in HADAMARD:
             return np.asarray(matrix)  # of an inverse, the inverse is stored
         if not (np.abs(matrix) == 1).all():
-            raise CheckpointError(f"{self.components[role].name} must have the entries 1 and -1")
+            raise CheckpointError(
+                f"{self.components[role].name}: is no Hadamard matrix, whose entries must be 1 and "
+                f"-1; {REQUANTIZE}"
+            )
         direction = matrix.T if self.transform.inverse else matrix
         return np.asarray(direction / self.width**0.5)
 
@@ -446,6 +480,7 @@ def _with_rotated_inputs(matrix: QuantizedMatrix, rotation: _Rotation) -> Quanti
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         weight = inner(stored, rows)
+        # Columns lie in blocks along the diagonal of the whole rotation: (rows, blocks, width).
         blocks = weight.reshape(len(weight), -1, width)
         rotated = blocks @ rotation.matrix(stored).T
         return np.asarray(rotated.reshape(weight.shape))
@@ -458,10 +493,11 @@ def _with_rotated_outputs(matrix: QuantizedMatrix, rotation: _Rotation) -> Quant
     inner, width = matrix.values, rotation.width
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
-        weight = inner(stored, rows)
-        blocks = weight.reshape(-1, width, weight.size // len(weight))
+        weight_or_bias = inner(stored, rows)
+        columns = weight_or_bias.size // len(weight_or_bias)  # 1 for a bias
+        blocks = weight_or_bias.reshape(-1, width, columns)
         rotated = rotation.matrix(stored).T @ blocks
-        return np.asarray(rotated.reshape(weight.shape))
+        return np.asarray(rotated.reshape(weight_or_bias.shape))
 
     return _rotated(matrix, rotation, replace(matrix, values=values, rows_together=width))
 
