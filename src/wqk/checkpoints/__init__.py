@@ -95,7 +95,10 @@ def open_checkpoint(
         base_name = None if base is None else os.fspath(base)
         checkpoint = _open(ref, revision, subfolder, base_name, **access)
         if base is not None and not isinstance(checkpoint, AdaptedCheckpoint):
-            raise NotAnAdapter("has no base model, because it is no LoRA adapter; leave out base=")
+            raise NotAnAdapter(
+                f"has no base model, because it is no LoRA adapter; expected {CONFIG} next to its "
+                "weights; leave out base="
+            )
     if is_named:
         again = Path(ref).absolute() if exists(Path(ref)) else ref
         access["token"] = token if isinstance(token, bool) else None  # no pickle holds a secret
@@ -121,13 +124,14 @@ def _open(
             f"a checkpoint must be a path, a Hub id, an nn.Module or a state dict, got {got}"
         )
     path, name = Path(ref), str(ref)
-    repository, at, named = name.partition("@")
+    repository, at, named_revision = name.partition("@")
     if at and not (is_url(name) or exists(path)) and is_hub_id(repository):
         if revision:
             raise CheckpointError(
-                f"the revision is given twice, {redacted(named)!r} and {revision!r}; give one"
+                f"the revision is given twice, {redacted(named_revision)!r} and {revision!r}; "
+                "expected one; leave out revision="
             )
-        name, path, revision = repository, Path(repository), named
+        name, path, revision = repository, Path(repository), named_revision
     if is_bucket(name):
         _refuse_revision(revision, name)
         address = name if subfolder else steps_of(name)[-1]
@@ -142,14 +146,19 @@ def _open(
     elif exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
-        adapter = read_adapter(local_folder(folder)) if exists(folder / CONFIG) else None
-        if adapter is None:
-            return open_local(folder)
-        # Not by way of this function: an adapter on an adapter might name itself.
-        here = Path(base or adapter.base)
-        model = open_local(here) if exists(here) else open_base(adapter, base, **access)
-        return AdaptedCheckpoint(model, adapter.on_base(base))
+        return _open_on_disk(folder, base, access)
     return open_hub(name, revision=revision, subfolder=subfolder, base=base, **access)
+
+
+def _open_on_disk(folder: Path, base: str | None, access: HubAccess) -> Checkpoint:
+    """Open a folder or a file on disk; an adapter in a folder on its base model."""
+    adapter = read_adapter(local_folder(folder)) if exists(folder / CONFIG) else None
+    if adapter is None:
+        return open_local(folder)
+    # The base model is not opened by `open_checkpoint`: an adapter might name itself.
+    base_path = Path(base or adapter.base)
+    model = open_local(base_path) if exists(base_path) else open_base(adapter, base, **access)
+    return AdaptedCheckpoint(model, adapter.on_base(base))
 
 
 def steps_of(ref: str) -> list[str]:
@@ -157,7 +166,9 @@ def steps_of(ref: str) -> list[str]:
 
     A folder with its own weights is a checkpoint, whatever else it contains.
     """
-    if not (is_bucket(ref) or exists(Path(ref))) or PurePosixPath(ref).suffix in ENDINGS:
+    can_be_listed = is_bucket(ref) or exists(Path(ref))
+    is_file = PurePosixPath(ref).suffix in ENDINGS
+    if not can_be_listed or is_file:
         return [ref]
     steps = step_folders(ref)
     return steps if steps and not holds_weights(ref) else [ref]
@@ -169,8 +180,11 @@ def step_folders(run: str) -> list[str]:
         folders = step_names(run, _is_step)
     else:
         folders = [str(path) for path in Path(run).glob("*") if _is_step(path.name)]
-    steps = {step_in(PurePath(folder).name): folder for folder in sorted(folders)}
-    return [folder for _, folder in sorted(steps.items(), key=lambda item: item[0] or 0)]
+    folder_by_step: dict[int, str] = {}  # of two folders of one step, the last by name
+    for folder in sorted(folders):
+        step = step_in(PurePath(folder).name)
+        folder_by_step[step or 0] = folder
+    return [folder_by_step[step] for step in sorted(folder_by_step)]
 
 
 def _is_step(name: str) -> bool:
@@ -200,6 +214,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _refuse_revision(revision: str | None, name: str) -> None:
+    """Raise `CheckpointError` for a revision of a checkpoint that is no repository of the Hub."""
     if revision:
         raise CheckpointError(
             f"{redacted(name)}: only Hub repositories have revisions, got {revision!r}; "

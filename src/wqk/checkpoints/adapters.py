@@ -30,7 +30,10 @@ from wqk.storage.references import redacted
 if TYPE_CHECKING:
     from wqk.checkpoints.formats import Folder
 
+# What PEFT puts before the names of all modules.
 PREFIX = "base_model.model."
+# Characters of a module's name that messages show.
+SHOWN = 120
 FACTOR = re.compile(r"(?P<module>.+?)\.lora_(?P<side>[AB])(?:(?:\.(?P<adapter>\w+))?\.weight)?")
 MAGNITUDE = re.compile(
     r"(?P<module>.+?)\.lora_magnitude_vector(?:(?:\.(?P<adapter>\w+))?\.weight)?"
@@ -92,8 +95,8 @@ class BaseNames:
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
-# Keys of adapter_config.json that say nothing about W + s B A, or whose values are read here. Any
-# other may stand for a variant, now or in a later PEFT, and must be off.
+# Keys of adapter_config.json without an effect on W + s B A, or whose values are read here. Any
+# other may set a variant, now or in a later PEFT, and must be off.
 WITHOUT_EFFECT = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -151,7 +154,8 @@ class Adapter(NamedTuple):
         if not isinstance(base, str) or not base or "://" in base:
             raise CheckpointError(
                 f"{self.tensors.name}: {CONFIG} names no base model; expected a path or a Hub id "
-                f"in base_model_name_or_path, got {shown(redacted(str(base)))}"
+                f"in base_model_name_or_path, got {shown(redacted(str(base)))}; give it with "
+                "base=PATH"
             )
         return base
 
@@ -209,7 +213,10 @@ class LoraFactors(NamedTuple):
 def read_adapter(folder: Folder) -> Adapter | None:
     """Read the adapter in a folder, here or remote; None without an adapter.
 
-    Raises `CheckpointError` for an adapter that is not LoRA, or does more than add a product.
+    Raises
+    ------
+    CheckpointError
+        The adapter is not LoRA, or does more than add a product.
     """
     names = folder.names or ()
     file = next((name for name in FILES if name in names and CONFIG in names), None)
@@ -226,19 +233,22 @@ def read_adapter(folder: Folder) -> Adapter | None:
 def _require_plain(config: Mapping[str, Any]) -> None:
     """Check that the configuration is that of W + s B A, and of nothing more."""
     kind, start = config.get("peft_type"), config.get("init_lora_weights")
-    more = [
-        key
-        for key, value in config.items()
-        if key not in WITHOUT_EFFECT | READ_VARIANTS
-        and not any(value is off or value == off for off in OFF)
-    ]
-    more += ["alpha_pattern"] if config.get("alpha_pattern") else []
-    variant = kind if kind != "LORA" else ", ".join(more)
-    if not variant and not any(start is plain or start == plain for plain in PLAIN_STARTS):
+    further_keys = []
+    for key, value in config.items():
+        is_off = any(value is off or value == off for off in OFF)
+        if key not in WITHOUT_EFFECT | READ_VARIANTS and not is_off:
+            further_keys.append(key)
+    if config.get("alpha_pattern"):
+        further_keys.append("alpha_pattern")
+    variant = ", ".join(further_keys)
+    if kind != "LORA":
+        variant = str(kind)
+    elif not variant and not any(start is plain or start == plain for plain in PLAIN_STARTS):
         variant = f"start {start}"
     if variant:
         raise CheckpointError(
-            f"an adapter ({shortened(str(variant), 80)}) other than W + s B A; {MERGE}"
+            f"an adapter ({shortened(variant, 80)}) other than W + s B A; expected LoRA or DoRA; "
+            f"{MERGE}"
         )
 
 
@@ -247,15 +257,22 @@ class NotAnAdapter(CheckpointError):
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """A base model (``base``) with an adapter, named after the adapter.
+    """A base model with an adapter, named after the adapter.
 
-    What the adapter adds is rounded to the type that its base is read in.
+    The sum of both is rounded to the type that the base model is read in.
+
+    Attributes
+    ----------
+    base
+        The base model.
+    adapter
+        The adapter.
     """
 
     _rounded = True
 
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
-        # The base model's, but the adapter says what class they are run by.
+        # The configuration of the base model, with the class that the adapter's sets.
         classes = {k: v for k, v in adapter.model.items() if k in ("architectures", "auto_map")}
         self.name, self.config = adapter.tensors.name, {**base.config, **classes}
         self.adapter, self.base, self._adapter = adapter, base, adapter.tensors
@@ -309,24 +326,24 @@ class AdaptedCheckpoint(Checkpoint):
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """Read the rows of each part with the adapter's updates."""
-        base = iter(self.base.read([part for part in parts if part.name not in self._whole]))
-        return [
-            self._adapter.read([part._replace(name=self._whole[part.name])])[0]
-            if part.name in self._whole
-            else self._adapted(part, next(base))
-            for part in parts
-        ]
+        base_arrays = iter(self.base.read([p for p in parts if p.name not in self._whole]))
+        arrays = []
+        for part in parts:
+            if part.name in self._whole:
+                stored_part = part._replace(name=self._whole[part.name])
+                arrays += self._adapter.read([stored_part])
+            else:
+                arrays.append(self._adapted(part, next(base_arrays)))
+        return arrays
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
         self.base.prefetch([part for part in parts if part.name not in self._whole])
-        updates = [self._updates[part.name] for part in parts if part.name in self._updates]
-        names = [
-            name
-            for update in updates
-            for name in (update.down, update.up, update.magnitude)
-            if name
-        ]
+        names: list[str] = []
+        for part in parts:
+            update = self._updates.get(part.name)
+            if update is not None:
+                names += filter(None, (update.down, update.up, update.magnitude))
         self._adapter.prefetch([Part(name) for name in names])
 
     def abandon(self) -> None:
@@ -344,22 +361,24 @@ class AdaptedCheckpoint(Checkpoint):
         return DoraUpdate(update.scale * (up @ down), magnitudes.reshape(-1), update.transposed)
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
+        """Return rows of the base model with the update of their tensor."""
         update = self._updates.get(part.name)
         if update is None:
             return array
         if update.magnitude:
             return self._with_magnitudes(part, array)
         down, up = self._adapter.read([Part(update.down), Part(update.up)])
-        whole = (down.T, up.T) if update.transposed else (up, down)
+        # The update is left @ right: B A, (out, r) and (r, in); or (B A)ᵀ = Aᵀ Bᵀ.
+        left, right = (down.T, up.T) if update.transposed else (up, down)
         ranges = part.row_ranges(self.info(part.name).shape)
-        rows = np.concatenate([whole[0][start:stop] for start, stop in ranges])
+        left_rows = np.concatenate([left[start:stop] for start, stop in ranges])
         with np.errstate(over="ignore", invalid="ignore"):  # reported where the weights are used
-            product = rows.astype(np.float64) @ whole[1].astype(np.float64)
+            product = left_rows.astype(np.float64) @ right.astype(np.float64)
             adapted = array + update.scale * product
             return adapted.astype(array.dtype) if self._rounded else adapted
 
     def _with_magnitudes(self, part: Part, array: np.ndarray) -> np.ndarray:
-        """Rows of a tensor that DoRA decomposes: norms need whole rows, or the whole tensor."""
+        """Return rows of a tensor that DoRA decomposes: norms need whole rows, or all of it."""
         update = self.decomposed(part.name)
         assert update is not None
         shape = self.info(part.name).shape
@@ -374,6 +393,13 @@ class AdaptedCheckpoint(Checkpoint):
 
 def decomposed(weight: np.ndarray, product: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
     """Return the weight of DoRA, m · (W + s B A) / ‖W + s B A‖, with the norm over the inputs.
+
+    Parameters
+    ----------
+    weight, product
+        W and s B A, both (out, in).
+    magnitudes
+        The norm m of each output, (out,).
 
     Examples
     --------
@@ -397,89 +423,148 @@ MERGE = "merge it into its base model first (peft: model.merge_and_unload().save
 
 
 class Changes(NamedTuple):
-    """The part of an adapter that its base model takes."""
+    """The part of an adapter that its base model takes.
 
-    updates: dict[str, Update]  # by the base's name
-    whole: dict[str, str]  # the base's name → the adapter's tensor that stands for it
-    unmatched: list[str]  # modules of the adapter that the base does not have
+    Attributes
+    ----------
+    updates
+        Updates by the base model's names of the tensors.
+    whole
+        Tensors of the adapter that replace a tensor of the base model, by its name.
+    unmatched
+        Modules of the adapter that the base model lacks.
+    """
+
+    updates: dict[str, Update]
+    whole: dict[str, str]
+    unmatched: list[str]
+
+
+class _AdapterNames(NamedTuple):
+    """Names of an adapter's tensors, by the names that PEFT has for the weights.
+
+    Attributes
+    ----------
+    down, up, magnitudes
+        The factors A and B, and the magnitudes of DoRA.
+    further
+        All other tensors, which were saved whole.
+    """
+
+    down: dict[str, str]
+    up: dict[str, str]
+    magnitudes: dict[str, str]
+    further: list[str]
+
+
+def _adapter_names(adapter: Adapter) -> _AdapterNames:
+    """Return the names of an adapter's tensors; `CheckpointError` for factors of two adapters."""
+    names = _AdapterNames({}, {}, {}, [])
+    for stored in adapter.tensors.tensors():
+        name = stored.removeprefix(PREFIX)
+        magnitude = MAGNITUDE.fullmatch(name) if adapter.config.get("use_dora") else None
+        if magnitude is not None:
+            names.magnitudes[without_adapter(f"{magnitude['module']}.weight")] = stored
+            continue
+        factor = FACTOR.fullmatch(name)
+        if factor is None:
+            names.further.append(stored)
+            continue
+        weight = without_adapter(f"{factor['module']}.weight")
+        factors = names.down if factor["side"] == "A" else names.up
+        if weight in factors:
+            raise CheckpointError(
+                f"holds {shortened(weight, SHOWN)} of several adapters; expected one adapter; save "
+                "one of them alone"
+            )
+        factors[weight] = stored
+    return names
 
 
 def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
     """Return the changes that an adapter makes to its base model, as PEFT matches their names.
 
-    Raises `CheckpointError` for a tensor that is no factor of one adapter, nor a head or a table of
-    tokens that was saved whole; and for an adapter none of whose modules the base model has.
+    Raises
+    ------
+    CheckpointError
+        A tensor is no factor of one adapter, nor a head or a table of tokens that was saved whole;
+        or the base model has none of the adapter's modules.
     """
-    names = BaseNames(base.tensors(), base.config.get("model_type"))
-    factor_names: dict[str, dict[str, str]] = {"A": {}, "B": {}}  # the base's name → the adapter's
+    adapter_names = _adapter_names(adapter)
+    base_names = BaseNames(base.tensors(), base.config.get("model_type"))
     whole: dict[str, str] = {}
-    magnitudes: dict[str, str] = {}  # of DoRA, as above
-    # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
-    for stored in sorted(adapter.tensors.tensors(), key=lambda name: bool(SAVED.search(name))):
-        name = stored.removeprefix(PREFIX)
-        magnitude = MAGNITUDE.fullmatch(name) if adapter.config.get("use_dora") else None
-        if magnitude is not None:
-            magnitudes[without_adapter(f"{magnitude['module']}.weight")] = stored
-            continue
-        match = FACTOR.fullmatch(name)
-        if match is None:
-            base_name = _saved_whole(base, adapter, names, stored)
-            whole |= {base_name: stored} if base_name else {}
-            continue
-        tensor = without_adapter(f"{match['module']}.weight")
-        if tensor in factor_names[match["side"]]:
-            raise CheckpointError(
-                f"holds {shortened(tensor, 120)} of several adapters; save one of them alone"
-            )
-        factor_names[match["side"]][tensor] = stored
+    # Tables with more tokens are saved twice: with the mark of modules_to_save, which counts, and
+    # without.
+    for stored in sorted(adapter_names.further, key=lambda name: bool(SAVED.search(name))):
+        base_name = _saved_whole(base, adapter, base_names, stored)
+        if base_name is not None:
+            whole[base_name] = stored
     alpha = adapter.config.get("lora_alpha", 8)
     if as_number(alpha) is None:
-        raise CheckpointError(f"lora_alpha must be a number, got {shown(alpha)}")
+        raise _wrong_key("lora_alpha", "a number", alpha)
     updates: dict[str, Update] = {}
     unmatched: list[str] = []
-    down, up = factor_names["A"], factor_names["B"]
-    for name in down | up:
-        base_name = names.own(name)
-        if not _is_targeted(adapter.config, module_of(name)):
+    for name in adapter_names.down | adapter_names.up:
+        module = module_of(name)
+        _require_targeted(adapter.config, module)
+        if name not in adapter_names.down or name not in adapter_names.up:
             raise CheckpointError(
-                f"holds factors of {shortened(module_of(name), 120)}, which target_modules, "
-                f"exclude_modules and layers_to_transform of {CONFIG} leave out, so PEFT would not "
-                "add them; correct the configuration, or remove the factors"
+                f"adapts {shortened(module, SHOWN)}, but lacks one of its two factors; expected "
+                "lora_A and lora_B; save the adapter again"
             )
-        if name not in down or name not in up:
-            raise CheckpointError(
-                f"adapts {shortened(module_of(name), 120)}, but lacks one of its two factors"
-            )
+        base_name = base_names.own(name)
         if base_name is None:
-            unmatched.append(module_of(name))
-        else:
-            update = _update(base, adapter, base_name, (down[name], up[name]), alpha)
-            updates[base_name] = _decomposing(adapter, base_name, update, magnitudes.get(name))
+            unmatched.append(module)
+            continue
+        factors = (adapter_names.down[name], adapter_names.up[name])
+        update = _update(base, adapter, base_name, factors, alpha)
+        magnitude = adapter_names.magnitudes.get(name)
+        updates[base_name] = _decomposing(adapter, base_name, update, magnitude)
     if unmatched and not updates:
         raise CheckpointError(
-            f"its keys match no module of {base.name}: adapts {shortened(unmatched[0], 120)}, "
+            f"its keys match no module of {base.name}: adapts {shortened(unmatched[0], SHOWN)}, "
             f"which {base.name} does not hold, so PEFT applies nothing; rename the keys, or use "
             "the base model"
         )
     return Changes(updates, whole, unmatched)
 
 
+def _wrong_key(key: str, expected: str, value: Any) -> CheckpointError:
+    """Return the error for a value of an adapter's configuration that is not as PEFT writes it."""
+    return CheckpointError(
+        f"{key} must be {expected}, got {shown(value)}; correct {CONFIG} next to the adapter"
+    )
+
+
+def _require_targeted(config: Mapping[str, Any], module: str) -> None:
+    """Raise `CheckpointError` if the configuration leaves a module out that has factors."""
+    if not _is_targeted(config, module):
+        raise CheckpointError(
+            f"holds factors of {shortened(module, SHOWN)}, which target_modules, exclude_modules "
+            f"and layers_to_transform of {CONFIG} leave out, so PEFT would not add them; correct "
+            "the configuration, or remove the factors"
+        )
+
+
 def _decomposing(adapter: Adapter, name: str, update: Update, magnitude: str | None) -> Update:
     """Return an update with the magnitudes that an adapter of DoRA has for it."""
     is_dora = adapter.config.get("use_dora") or False
     if not isinstance(is_dora, bool):
-        raise CheckpointError(f"use_dora must be true or false, got {shown(is_dora)}")
+        raise _wrong_key("use_dora", "true or false", is_dora)
     if not is_dora:
         return update
     if magnitude is None:
         raise CheckpointError(
-            f"adapts {shortened(module_of(name), 120)} with use_dora, but lacks its magnitudes "
-            "(lora_magnitude_vector)"
+            f"adapts {shortened(module_of(name), SHOWN)} with use_dora, but lacks its magnitudes; "
+            "expected lora_magnitude_vector; save the adapter again"
         )
     outputs = adapter.tensors.info(update.up).shape[0]
-    if math.prod(adapter.tensors.info(magnitude).shape) != outputs:
+    magnitudes_shape = adapter.tensors.info(magnitude).shape
+    if math.prod(magnitudes_shape) != outputs:
         raise CheckpointError(
-            f"the magnitudes of {shortened(module_of(name), 120)} do not fit its {outputs} outputs"
+            f"the magnitudes of {shortened(module_of(name), SHOWN)} do not fit its {outputs} "
+            f"outputs; expected {outputs} numbers, got the shape {magnitudes_shape}; save the "
+            "adapter again"
         )
     return update._replace(magnitude=magnitude)
 
@@ -487,7 +572,10 @@ def _decomposing(adapter: Adapter, name: str, update: Update, magnitude: str | N
 def _is_targeted(config: Mapping[str, Any], module: str) -> bool:
     """Return whether PEFT adapts a module, by the configuration of an adapter.
 
-    Raises `CheckpointError` if a key has a type that PEFT does not write.
+    Raises
+    ------
+    CheckpointError
+        A key has a type that PEFT does not write.
     """
     targets, excluded = config.get("target_modules"), config.get("exclude_modules")
     if excluded and _is_named(module, "exclude_modules", excluded):
@@ -502,7 +590,7 @@ def _is_targeted(config: Mapping[str, Any], module: str) -> bool:
     if not all(type(layer) is int for layer in listed) or not all(map(_is_pattern, layer_words)):
         raise CheckpointError(
             "layers_to_transform must be layers, and layers_pattern names, got "
-            f"{shown(layers)} and {shown(patterns)}"
+            f"{shown(layers)} and {shown(patterns)}; correct {CONFIG} next to the adapter"
         )
     for word in layer_words:
         if number := re.match(rf".*\.{word}\.(\d+)\.", module):
@@ -515,7 +603,7 @@ def _is_named(module: str, key: str, names: Any) -> bool:
     if _is_pattern(names):
         return re.fullmatch(names, module) is not None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{key} must be a pattern or a list of modules, got {shown(names)}")
+        raise _wrong_key(key, "a pattern or a list of modules", names)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
@@ -532,26 +620,32 @@ def _unmatched(modules: Sequence[str], base: str) -> str:
     """Return the note on modules that PEFT leaves out, because the base model lacks them."""
     return (
         f"{counted(len(modules), 'adapted module')} that {base} does not hold, not applied, as in "
-        f"PEFT: {shortened(modules[0], 120)}{', …' if len(modules) > 1 else ''}"
+        f"PEFT: {shortened(modules[0], SHOWN)}{', …' if len(modules) > 1 else ''}"
     )
 
 
 def _saved_whole(base: Checkpoint, adapter: Adapter, names: BaseNames, stored: str) -> str | None:
     """Return the tensor outside of the base model's layers that is replaced; None for a new head.
 
-    Raises `CheckpointError` for anything else.
+    Raises
+    ------
+    CheckpointError
+        The tensor lies in a layer or in a module with a weight, or does not fit the tensor that it
+        replaces in more than its first axis, the number of tokens.
     """
     name = SAVED.sub("", stored.removeprefix(PREFIX))
     if UNUSED in name:
         return None
     base_name = names.own(name)
-    module_words = module_of(name).split(".")
-    modules = [".".join(module_words[:count]) for count in range(1, len(module_words) + 1)]
-    inside = base_name is None and any(names.own(f"{module}.weight") for module in modules)
-    shapes = [adapter.tensors.info(stored).shape, base.info(base_name).shape] if base_name else []
-    if NUMBERED.search(name) or inside or len({shape[1:] for shape in shapes}) > 1:
+    if base_name is None:
+        module_words = module_of(name).split(".")
+        modules = [".".join(module_words[:count]) for count in range(1, len(module_words) + 1)]
+        fits = not any(names.own(f"{module}.weight") for module in modules)
+    else:
+        fits = adapter.tensors.info(stored).shape[1:] == base.info(base_name).shape[1:]
+    if NUMBERED.search(name) or not fits:
         raise CheckpointError(
-            f"holds {shortened(stored, 120)!r}, none of the factors of W + s B A, and no head or "
+            f"holds {shortened(stored, SHOWN)!r}, none of the factors of W + s B A, and no head or "
             f"table of tokens that was saved whole; {MERGE}"
         )
     return base_name
@@ -560,20 +654,56 @@ def _saved_whole(base: Checkpoint, adapter: Adapter, names: BaseNames, stored: s
 def _update(
     base: Checkpoint, adapter: Adapter, name: str, factors: tuple[str, str], alpha: float
 ) -> Update:
-    down, up = (adapter.tensors.info(factor).shape for factor in factors)
-    if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise CheckpointError(f"the factors of {module_of(name)} do not fit together")
-    shape, product, turned = base.info(name).shape, (up[0], down[1]), (down[1], up[0])
-    # As in PEFT, the module's own storage decides, whatever fan_in_fan_out says.
-    stored_in_out = base.config.get("model_type") in STORED_IN_OUT
-    transposed = turned == shape and (stored_in_out or product != shape)
-    if not transposed and product != shape:
-        raise CheckpointError(f"adds {product} to {name}, whose shape is {shape}")
-    _require_rank(adapter.config, module_of(name), down[0])
-    rank, stable = down[0], adapter.config.get("use_rslora") or False
-    if not isinstance(stable, bool):
-        raise CheckpointError(f"use_rslora must be true or false, got {shown(stable)}")
-    return Update(*factors, alpha / (math.sqrt(rank) if stable else rank), transposed)
+    """Return the update of one tensor of the base model.
+
+    Parameters
+    ----------
+    base, adapter
+        The base model and the adapter.
+    name
+        The base model's name of the tensor.
+    factors
+        The adapter's names of A and B.
+    alpha
+        Numerator of the factor s.
+
+    Raises
+    ------
+    CheckpointError
+        The factors do not fit together, the tensor, or the configuration.
+    """
+    down_shape, up_shape = (adapter.tensors.info(factor).shape for factor in factors)
+    if len(down_shape) != 2 or len(up_shape) != 2 or down_shape[0] != up_shape[1]:
+        raise _unfitting_factors(name, down_shape, up_shape)
+    (rank, inputs), outputs = down_shape, up_shape[0]
+    if rank == 0:
+        raise _unfitting_factors(name, down_shape, up_shape)
+    shape = base.info(name).shape
+    fits, fits_transposed = shape == (outputs, inputs), shape == (inputs, outputs)
+    # As in PEFT, the module's own storage decides, whatever fan_in_fan_out is.
+    is_stored_in_out = base.config.get("model_type") in STORED_IN_OUT
+    is_transposed = fits_transposed and (is_stored_in_out or not fits)
+    if not is_transposed and not fits:
+        raise CheckpointError(
+            f"adds {(outputs, inputs)} to {name}, whose shape is {shape}; expected factors of this "
+            "shape; use the adapter's own base model"
+        )
+    _require_rank(adapter.config, module_of(name), rank)
+    is_stabilized = adapter.config.get("use_rslora") or False
+    if not isinstance(is_stabilized, bool):
+        raise _wrong_key("use_rslora", "true or false", is_stabilized)
+    divisor = math.sqrt(rank) if is_stabilized else rank
+    return Update(*factors, scale=alpha / divisor, transposed=is_transposed)
+
+
+def _unfitting_factors(
+    name: str, down_shape: tuple[int, ...], up_shape: tuple[int, ...]
+) -> CheckpointError:
+    """Return the error for factors that have no product."""
+    return CheckpointError(
+        f"the factors of {module_of(name)} do not fit together; expected A (rank, inputs) and B "
+        f"(outputs, rank), got {down_shape} and {up_shape}; save the adapter again"
+    )
 
 
 def _require_rank(config: Mapping[str, Any], module: str, rank: int) -> None:
@@ -583,14 +713,14 @@ def _require_rank(config: Mapping[str, Any], module: str, rank: int) -> None:
     """
     patterns = config.get("rank_pattern") or {}
     if not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
-        raise CheckpointError(f"rank_pattern must be ranks by pattern, got {shown(patterns)}")
+        raise _wrong_key("rank_pattern", "ranks by pattern", patterns)
     ranks = (
         value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module)
     )
     configured = next(ranks, config.get("r", rank))
     if type(configured) is not int or configured != rank:
         raise CheckpointError(
-            f"the factors of {shortened(module, 120)} have rank {rank}, but {CONFIG} sets "
+            f"the factors of {shortened(module, SHOWN)} have rank {rank}, but {CONFIG} sets "
             f"{shown(configured)} (r, rank_pattern), so PEFT would not load them; correct the "
             "configuration"
         )

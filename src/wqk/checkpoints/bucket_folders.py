@@ -53,7 +53,10 @@ def open_bucket_folder(
         folder_address = f"{name.rstrip('/')}/{subfolder or ''}"
     files = _listed(folder_address, access)
     if not (files.objects or files.folders):
-        raise CheckpointError("there is nothing under this address")
+        raise CheckpointError(
+            "there is nothing under this address; expected a folder with weights, or a file; check "
+            "the address, and the rights to list it"
+        )
     source = functools.cache(
         partial(files.file, transfers=access.transfers, cache=access.cache, offline=access.offline)
     )

@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """The grid of a quantized tensor's values."""
+    """The grid of a quantized tensor's values.
 
-    shared: int  # neighboring values that share a scale
-    steps: float  # distance of neighboring values, as a share of the largest one with this scale
+    Attributes
+    ----------
+    shared
+        Neighboring values that share a scale.
+    steps
+        Distance of neighboring values, as a share of the largest one with this scale.
+    """
+
+    shared: int
+    steps: float
 
     def rounding(self, values: np.ndarray) -> float:
-        """Half the distance of neighboring values of a quantized tensor, relative to the values.
+        """Return half the distance of neighboring values, relative to the values.
 
-        As a root mean square over all scales; 0 for a tensor of zeros. Values that do not divide
-        into those that share a scale are taken to share the largest.
+        The number is a root mean square over all scales, and 0 for a tensor of zeros. If the values
+        do not divide into groups that share a scale, all values count as one group.
 
         Examples
         --------
@@ -90,28 +98,39 @@ class Part(NamedTuple):
         for start, stop in self.rows:
             if not (shape and 0 <= start < stop <= shape[0]):
                 raise CheckpointError(
-                    f"{self.name}: rows {start}:{stop} requested from a tensor of shape {shape}"
+                    f"{self.name}: rows {start}:{stop} requested from a tensor of shape {shape}; "
+                    "expected a range of its rows that is not empty"
                 )
         return self.rows
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the wanted rows, joined, of a tensor of this shape."""
+        """Return the shape of the wanted rows, joined, of a tensor of this shape."""
         if self.rows is None:
             return shape
         return (sum(stop - start for start, stop in self.row_ranges(shape)), *shape[1:])
 
     def nbytes(self, info: TensorInfo) -> int:
-        """Bytes that the wanted rows take in the checkpoint."""
+        """Return the number of bytes that the wanted rows take in the checkpoint."""
         whole = math.prod(info.shape)
         return info.nbytes * math.prod(self.shape(info.shape)) // whole if whole else 0
 
 
 class Regrouping(NamedTuple):
-    """Rows of a quantized matrix (n, D), computed with columns in other groups."""
+    """Rows of a quantized matrix (n, D), which can be computed with columns in other groups.
+
+    Attributes
+    ----------
+    groups
+        Number of groups.
+    group_of
+        The stored group of each column, (D,).
+    values
+        Function from the group of each column, (D,), to the rows (n, D).
+    """
 
     groups: int
-    has: np.ndarray  # the group of each column, (D,)
-    values: Callable[[np.ndarray], np.ndarray]  # from the group of each column, (D,)
+    group_of: np.ndarray
+    values: Callable[[np.ndarray], np.ndarray]
 
 
 QUERY = re.compile(r"(.*\.)?blocks\.\d+\.attn\.W_Q")
@@ -136,9 +155,9 @@ def linear_name(name: str) -> str:
     if match is None:
         return name
     start, kind, side, norm, part = match.groups()
-    return (
-        f"{start}{norm}.{ENDINGS[part]}" if norm else f"{start}attn.{side.lower()}.{ENDINGS[kind]}"
-    )
+    if norm:
+        return f"{start}{norm}.{ENDINGS[part]}"
+    return f"{start}attn.{side.lower()}.{ENDINGS[kind]}"
 
 
 # Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
@@ -243,7 +262,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name; reads no tensor data."""
+        """Return type, shape and size of every tensor by name; reads no tensor data."""
 
     @abstractmethod
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
@@ -263,7 +282,7 @@ class Checkpoint(ABC):
         return None
 
     def regrouping(self, part: Part) -> Regrouping | None:
-        """Rows with their columns in other groups; None where only neighbors make one."""
+        """Return rows with their columns in other groups; None if groups are always neighbors."""
         return None
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
@@ -278,7 +297,7 @@ class Checkpoint(ABC):
         return sum(math.prod(info.shape) for info in self.tensors().values())
 
     def info(self, name: str) -> TensorInfo:
-        """One tensor's type, shape and size."""
+        """Return type, shape and size of one tensor; `CheckpointError` if there is none."""
         try:
             return self.tensors()[name]
         except KeyError:
@@ -290,7 +309,11 @@ class Checkpoint(ABC):
 
 
 class Around(Checkpoint):
-    """Another checkpoint's weights, some computed from them; the last of these is kept."""
+    """Another checkpoint, of whose weights a subclass computes some in `value`.
+
+    The values of the last computed tensor are kept: its rows are usually read one part after the
+    other.
+    """
 
     def __init__(self, inner: Checkpoint, config: Mapping[str, Any] | None = None) -> None:
         self.name, self.revision, self.step = inner.name, inner.revision, inner.step
@@ -303,7 +326,7 @@ class Around(Checkpoint):
         return None
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
+        """Return type, shape and size of every tensor by name."""
         return self.inner.tensors()
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
@@ -312,10 +335,11 @@ class Around(Checkpoint):
 
         arrays = []
         for part in parts:
-            last = self._last  # which another thread may change
-            if last[0] != part.name:
-                last = self._last = part.name, self.value(part.name)
-            value = last[1]
+            # Another thread may replace the kept pair meanwhile: name and value are read together.
+            kept_name, value = self._last
+            if kept_name != part.name:
+                value = self.value(part.name)
+                self._last = part.name, value
             if value is None:
                 arrays += self.inner.read([part])
             elif part.rows is None:

@@ -57,33 +57,61 @@ def lens_configuration(
     return {**config, **added}
 
 
-# Configurations inside files of weights: under which key, which keys they have, their model type.
-EMBEDDED: tuple[tuple[str, set[str], str], ...] = (
-    ("model_args", {"n_layer", "n_head", "n_embd"}, "nanogpt"),
-    ("model_args", {"dim", "n_layers", "n_heads"}, "llama-original"),
-    ("dims", {"n_audio_head", "n_text_head"}, ""),  # Whisper's own files
-    ("hyper_parameters", set(), ""),
-    ("model_args", set(), ""),
-    ("config", set(), ""),
+class Embedded(NamedTuple):
+    """A configuration inside files of weights.
+
+    Attributes
+    ----------
+    place
+        Key that holds it among the plain values of the file.
+    keys
+        Keys that it has.
+    model_type
+        Its model type; empty if it sets its own, or none.
+    """
+
+    place: str
+    keys: set[str]
+    model_type: str
+
+
+EMBEDDED = (
+    Embedded("model_args", {"n_layer", "n_head", "n_embd"}, "nanogpt"),
+    Embedded("model_args", {"dim", "n_layers", "n_heads"}, "llama-original"),
+    Embedded("dims", {"n_audio_head", "n_text_head"}, ""),  # Whisper's own files
+    Embedded("hyper_parameters", set(), ""),
+    Embedded("model_args", set(), ""),
+    Embedded("config", set(), ""),
 )
 
 
 class Nameless(NamedTuple):
-    """A library whose configurations name no model type, and the marks of its models."""
+    """A library whose configurations name no model type.
+
+    Attributes
+    ----------
+    model_type
+        Model type of the families.
+    keys
+        Keys of its configurations.
+    query
+        Pattern of the tensors that hold queries.
+    """
 
     model_type: str
-    keys: set[str]  # of its configurations
-    query: str  # pattern of the tensors that hold queries
+    keys: set[str]
+    query: str
 
     def fits(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bool:
         """Return whether a model is one of the library's."""
+        if not self.keys <= config.keys():
+            return False
         query = re.compile(rf"(.*\.)?{self.query}")
-        return self.keys <= config.keys() and any(
-            query.fullmatch(name)
+        queries = [info for name, info in tensors.items() if query.fullmatch(name)]
+        if self.model_type == "nanogpt":
             # GPT-2 of transformers has nanoGPT's names, and stores weights (in, out).
-            and (self.model_type != "nanogpt" or info.shape[0] == 3 * info.shape[-1])
-            for name, info in tensors.items()
-        )
+            queries = [info for info in queries if info.shape[0] == 3 * info.shape[-1]]
+        return bool(queries)
 
 
 NAMELESS = (
@@ -99,17 +127,37 @@ LARGEST = 2**31
 
 
 class Opened(NamedTuple):
-    """A configuration, and what else of the checkpoint completes it."""
+    """A configuration, and what else of the checkpoint completes it.
 
-    config: Mapping[str, Any]  # as its library writes it; empty without one
-    about: Mapping[str, Any]  # plain values that are stored with the weights
+    Attributes
+    ----------
+    config
+        The configuration, as its library writes it; empty without one.
+    about
+        Plain values that are stored with the weights.
+    tensors
+        All tensors by name.
+    """
+
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
 
 def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     """Return the configuration with the model type and the numbers that families need.
 
-    Raises `CheckpointError` if it asks for what is not read, or does not fit the tensors.
+    Parameters
+    ----------
+    layout
+        Format of the files; None for that of transformers, and for a module in memory.
+    opened
+        The configuration, and what completes it.
+
+    Raises
+    ------
+    CheckpointError
+        The configuration sets what is not read, or does not fit the tensors.
     """
     section = opened.config.get(layout.section) if layout and layout.section else None
     config = dict(section if isinstance(section, dict) else opened.config)
@@ -122,19 +170,14 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     trainer = trainer_of(opened.tensors) if layout is not None else ""
     if "model_type" not in config:
         model_type = layout.model_type if layout and layout.model_type else _kind(config)
-        fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in opened.tensors)
-        later = any("pre_feedforward_layernorm" in name for name in opened.tensors)
-        if not model_type and fused and not later and "embedder.weight" in opened.tensors:
-            # The first models of google/gemma_pytorch: their files have no type, and what
-            # transformers would fill in is another model's.
+        if not model_type and _is_first_gemma(opened.tensors):
             model_type = "gemma"
+            # The defaults of transformers are those of another model.
             counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
             config = dict.fromkeys(counts) | config
-        model_type = model_type or trainer
-        model_type = model_type or next(
-            (k.model_type for k in NAMELESS if k.fits(config, opened.tensors)), ""
-        )
-        config |= {"model_type": model_type} if model_type else {}
+        model_type = model_type or trainer or _nameless(config, opened.tensors)
+        if model_type:
+            config["model_type"] = model_type
     if trainer and config["model_type"] not in ("llama-original", trainer):
         # The configuration is of transformers, the names of the weights are the trainer's.
         config |= {"model_type": trainer, "converted_from": config["model_type"]}
@@ -143,18 +186,40 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     return config | complete(opened._replace(config=config)) if complete else config
 
 
+def _is_first_gemma(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Return whether tensors have the names of the first models of google/gemma_pytorch.
+
+    Their files set no model type.
+    """
+    is_fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in tensors)
+    is_later = any("pre_feedforward_layernorm" in name for name in tensors)
+    return is_fused and not is_later and "embedder.weight" in tensors
+
+
+def _nameless(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
+    """Return the model type of a library whose configurations name none; empty for others."""
+    for library in NAMELESS:
+        if library.fits(config, tensors):
+            return library.model_type
+    return ""
+
+
 def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration that is stored with the weights."""
+    """Return the configuration that is stored with the weights; empty without one."""
     if isinstance(about.get("code"), str):
         return {"model_type": "modded-nanogpt"}
     if isinstance(about.get("gguf"), dict):
         return configuration(about["gguf"])
-    for key, needs, model_type in EMBEDDED:
-        embedded = about.get(key)
-        if isinstance(embedded, dict) and needs <= embedded.keys():
-            typed = [v for v in embedded.values() if isinstance(v, dict) and "model_type" in v]
-            embedded = typed[0] if len(typed) == 1 and "model_type" not in embedded else embedded
-            return embedded | ({"model_type": model_type} if model_type else {})
+    for record in EMBEDDED:
+        embedded = about.get(record.place)
+        if not isinstance(embedded, dict) or not record.keys <= embedded.keys():
+            continue
+        typed = [v for v in embedded.values() if isinstance(v, dict) and "model_type" in v]
+        if "model_type" not in embedded and len(typed) == 1:
+            embedded = typed[0]  # the model's part of a whole run's configuration
+        if record.model_type:
+            return embedded | {"model_type": record.model_type}
+        return dict(embedded)
     return {}
 
 
@@ -171,12 +236,14 @@ def _whole(config: Mapping[str, Any], key: str) -> int | None:
     """Return a positive whole number of a configuration; None if the key is missing."""
     value = config.get(key)
     if value is not None and (type(value) is not int or not 0 < value <= LARGEST):
-        raise CheckpointError(f"{key} must be a positive whole number, got {shown(value)}")
+        raise CheckpointError(
+            f"{key} must be a positive whole number, got {shown(value)}; correct the configuration"
+        )
     return value
 
 
 def _llama3_scaling(factor: Any, high: Any = 4, low: Any = 1, length: Any = 8192) -> dict[str, Any]:
-    """LLaMA 3.1's scaling of rotary positions, a mere switch in these configurations."""
+    """Return LLaMA 3.1's scaling of rotary positions, a mere switch in these configurations."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -198,8 +265,9 @@ def _llama(opened: Opened) -> dict[str, Any]:
     rows = query.shape[0] if query and query.shape else 0
     if query and heads and width and rows != heads * width:
         raise CheckpointError(
-            f"the queries of layer 0 have {rows} rows, and params.json says {heads} "
-            f"heads of width {width}: files that hold the other rows are missing"
+            f"the queries of layer 0 have {rows} rows, and params.json sets {heads} "
+            f"heads of width {width}: files that hold the other rows are missing; expected "
+            f"{heads * width} rows; download all files of the checkpoint"
         )
     if config.get("rope_theta") is None and "head_dim" in config:  # Mistral's own default
         added["rope_theta"] = 1e6 if config.get("sliding_window") is None else 1e4
@@ -230,7 +298,10 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
         ]
     scaling, ratio = config.get("rope_adjustments"), config.get("rope_condense_ratio")
     if not isinstance(scaling, dict | None):
-        raise CheckpointError(f"rope_adjustments must be keys with values, got {shown(scaling)}")
+        raise CheckpointError(
+            f"rope_adjustments must be keys with values, got {shown(scaling)}; correct "
+            "model_config.yaml"
+        )
     if scaling:
         yarn_or_linear = "yarn" if "beta_fast" in scaling else "linear"
         added["rope_scaling"] = scaling | {
@@ -254,7 +325,8 @@ def _require_head_size(config: Mapping[str, Any], tensors: Mapping[str, TensorIn
         if type(size) is not int or info.shape[0] != (heads + 2 * groups) * size:
             raise CheckpointError(
                 f"model_config.yaml: head_size is {shown(size)}, but {name} has {info.shape[0]} "
-                f"rows for {heads} heads of queries and {groups} of keys and of values"
+                f"rows for {heads} heads of queries and {groups} of keys and of values; correct "
+                "the configuration, or use that of the weights"
             )
 
 

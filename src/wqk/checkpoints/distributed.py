@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, TensorInfo
-from wqk.checkpoints.files import ITEM_BITS, RowFile, check_sizes, is_text, widened, widened_type
+from wqk.checkpoints.files import (
+    DOWNLOAD,
+    ITEM_BITS,
+    RowFile,
+    check_sizes,
+    is_text,
+    widened,
+    widened_type,
+)
 from wqk.checkpoints.pickles import Record, Refused, load
 from wqk.checkpoints.torch_archive import TorchFile
 from wqk.errors import CheckpointError, errors_about, first_line, shown
@@ -60,7 +68,8 @@ class Slice:
         missing = offset + length - source.size
         if missing > 0:
             raise CheckpointError(
-                f"{source.name}: {tensor!r} ends {missing} bytes beyond the file: truncated"
+                f"{source.name}: {tensor!r} ends {missing} bytes beyond the file: truncated; "
+                f"{DOWNLOAD}"
             )
         self.name, self.size = f"{source.name} ({tensor})", length
         self.source, self.offset = source, offset
@@ -73,7 +82,10 @@ class Slice:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset."""
         if offset + len(buffer) > self.size:
-            raise CheckpointError(f"{self.name}: ends early")
+            raise CheckpointError(
+                f"{self.name}: ends early; expected {offset + len(buffer)} bytes, got {self.size}; "
+                f"{DOWNLOAD}"
+            )
         self.source.read_into(self.offset + offset, buffer)
 
 
@@ -114,15 +126,19 @@ class Chunk:
     def start(self) -> int:
         """Position of the first value in the archive.
 
-        Raises `CheckpointError` if the archive does not hold the values that are described.
+        Raises
+        ------
+        CheckpointError
+            The archive does not hold the values that are described.
         """
         with errors_about(self.stored.name):
             archive = TorchFile(self.stored, bare=True)
             info = archive.tensors.get("")
             if info is None or not self._fits(info):
+                actual = "none" if info is None else f"{info.dtype} of shape {info.shape}"
                 raise CheckpointError(
                     f"holds another tensor than is described; expected {self.dtype} of shape "
-                    f"{self.shape}, got {info and f'{info.dtype} of shape {info.shape}'}"
+                    f"{self.shape}, got {actual}; {DOWNLOAD}"
                 )
             return archive.first_value("")
 
@@ -134,13 +150,13 @@ class Chunk:
         return (info.shape, info.dtype) == (shape, self.dtype)
 
     def byte_ranges(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Ranges of rows of the box in the file."""
-        row = math.prod(self.shape[1:]) * ITEM_BITS[self.dtype] // 8
+        """Return the ranges of bytes of rows of the box in the file."""
+        row_bytes = math.prod(self.shape[1:]) * ITEM_BITS[self.dtype] // 8
         start = self.stored.offset + self.start
-        return [(start + first * row, start + last * row) for first, last in rows]
+        return [(start + first * row_bytes, start + last * row_bytes) for first, last in rows]
 
     def read(self, rows: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Values of rows of the box."""
+        """Return the values of rows of the box."""
         ranges = self.byte_ranges(rows)
         values = widened(self.dtype, ranges, self.stored.source.read_into, self.tensor)
         count = sum(last - first for first, last in rows)
@@ -163,22 +179,23 @@ class LayerOfChunk(NamedTuple):
         """Sizes of the box."""
         return self.chunk.shape[1:]
 
-    def rows_of_chunk(self, rows: Sequence[tuple[int, int]]) -> Chunk:
-        """Return the chunk as a matrix of the rows of all layers."""
+    def _all_rows(self) -> Chunk:
+        """Return the chunk as a box of the rows of all layers, one after the other."""
         count = self.chunk.shape[0] * self.chunk.shape[1]
         flat = Chunk((0,), (count, *self.chunk.shape[2:]), self.chunk.dtype, self.chunk.stored, "")
         flat.__dict__["start"] = self.chunk.start
         return flat
 
     def byte_ranges(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Ranges of rows of the box in the file."""
-        return self.rows_of_chunk(rows).byte_ranges(self._shifted(rows))
+        """Return the ranges of bytes of rows of the box in the file."""
+        return self._all_rows().byte_ranges(self._shifted(rows))
 
     def read(self, rows: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Values of rows of the box."""
-        return self.rows_of_chunk(rows).read(self._shifted(rows))
+        """Return the values of rows of the box."""
+        return self._all_rows().read(self._shifted(rows))
 
     def _shifted(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return ranges of the layer's rows as ranges of the rows of all layers."""
         shift = self.layer * self.chunk.shape[1]
         return [(first + shift, last + shift) for first, last in rows]
 
@@ -192,11 +209,11 @@ class StoredBox(NamedTuple):
     tensor: str
 
     def byte_ranges(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Ranges of rows of the box in the file."""
+        """Return the ranges of bytes of rows of the box in the file."""
         return self.file.byte_ranges(Part(self.tensor, tuple(rows)))
 
     def read(self, rows: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Values of rows of the box."""
+        """Return the values of rows of the box."""
         return self.file.read(Part(self.tensor, tuple(rows)))
 
 
@@ -209,6 +226,24 @@ def source_of(box: Box) -> ByteSource:
         return box.file.source
     chunk = box.chunk if isinstance(box, LayerOfChunk) else box
     return chunk.stored.source
+
+
+class Overlap(NamedTuple):
+    """The rows of a box that a part needs.
+
+    Attributes
+    ----------
+    box
+        The box.
+    rows
+        Half-open range of its rows.
+    place
+        Slices of the part's array, one for each axis, where the rows go.
+    """
+
+    box: Box
+    rows: tuple[int, int]
+    place: tuple[slice, ...]
 
 
 class BoxedFile:
@@ -229,21 +264,27 @@ class BoxedFile:
         return list({id(source): source for source in map(source_of, boxes)}.values())
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """None here: they are in other files, which `places` names."""
+        """Return no ranges: the rows are in other files, which `places` returns."""
         return []
 
     def places(self, parts: Sequence[Part]) -> list[tuple[ByteSource, list[tuple[int, int]]]]:
-        """Files, and where rows lie in them; the directories of archives are fetched at once."""
-        ranges = [
-            (box, rows)
-            for part in parts
-            for box, rows, _ in self._overlaps(part, self.tensors[part.name].shape)
-        ]
-        chunks = {id(chunk): chunk for box, _ in ranges if (chunk := chunk_of(box)) is not None}
+        """Return the files of parts, and the ranges of their rows in each.
+
+        The directories of all archives are requested before the first is waited for.
+        """
+        overlaps: list[Overlap] = []
+        for part in parts:
+            overlaps += self._overlaps(part, self.tensors[part.name].shape)
+        chunks: dict[int, Chunk] = {}
+        for overlap in overlaps:
+            chunk = chunk_of(overlap.box)
+            if chunk is not None:
+                chunks[id(chunk)] = chunk
         for chunk in chunks.values():
-            if "start" not in chunk.__dict__ and isinstance(chunk.stored.source, RemoteFile):
+            is_located = "start" in chunk.__dict__  # computed once, from the directory
+            if not is_located and isinstance(chunk.stored.source, RemoteFile):
                 chunk.stored.source.want(chunk.directory)
-        return [(source_of(box), box.byte_ranges(rows)) for box, rows in ranges]
+        return [(source_of(box), box.byte_ranges([rows])) for box, rows, _ in overlaps]
 
     def read(self, part: Part) -> np.ndarray:
         """Read the part's rows, joined, widened to float32 (float64 stays)."""
@@ -253,15 +294,13 @@ class BoxedFile:
             return box.read([(0, 1)]).reshape(())
         out: np.ndarray = np.empty(part.shape(info.shape), widened_type(info.dtype, part.name))
         for box, rows, place in self._overlaps(part, info.shape):
-            out[place] = box.read(rows).reshape(out[place].shape)
+            out[place] = box.read([rows]).reshape(out[place].shape)
         return out
 
-    def _overlaps(
-        self, part: Part, shape: tuple[int, ...]
-    ) -> list[tuple[Box, list[tuple[int, int]], tuple[slice, ...]]]:
-        """Boxes, their rows that a part needs, and where these go in the part's array."""
-        overlaps: list[tuple[Box, list[tuple[int, int]], tuple[slice, ...]]] = []
-        filled = 0
+    def _overlaps(self, part: Part, shape: tuple[int, ...]) -> list[Overlap]:
+        """Return the rows of all boxes that a part of a tensor of this shape needs."""
+        overlaps: list[Overlap] = []
+        filled = 0  # rows of the part's array that earlier ranges fill
         for first, last in part.row_ranges(shape):
             for box in self._boxes[part.name]:
                 top = box.begin[0] if box.begin else 0
@@ -273,7 +312,7 @@ class BoxedFile:
                 place = [slice(start, start + high - low)]
                 for begin, size in zip(box.begin[1:], box.shape[1:], strict=True):
                     place.append(slice(begin, begin + size))
-                overlaps.append((box, [(low - top, high - top)], tuple(place)))
+                overlaps.append(Overlap(box, (low - top, high - top), tuple(place)))
             filled += last - first
         return overlaps
 
@@ -325,17 +364,30 @@ def open_distributed(
 
 
 class Description(NamedTuple):
-    """Contents of ``.metadata`` about a model's weights."""
+    """Contents of ``.metadata`` about a model's weights.
 
-    tensors: dict[str, dict[str, Any]]  # by their keys
-    names: dict[str, str]  # by their keys: names without the keys under which the model is nested
-    places: dict[tuple[str, tuple[int, ...]], dict[str, Any]]  # of chunks, by key and offset
+    Attributes
+    ----------
+    tensors
+        Records of the tensors by key: properties, size and chunks.
+    names
+        Names of the tensors by key, without the keys under which the model is nested.
+    places
+        Records of the places of chunks, by key and offset in the tensor.
+    """
+
+    tensors: dict[str, dict[str, Any]]
+    names: dict[str, str]
+    places: dict[tuple[str, tuple[int, ...]], dict[str, Any]]
 
 
 def read_metadata(source: ByteSource) -> Description:
     """Read the pickle ``.metadata`` as data."""
     if source.size > LARGEST_METADATA:
-        raise CheckpointError("too large for a description of tensors")
+        raise CheckpointError(
+            f"too large for a description of tensors; expected at most {LARGEST_METADATA:,} bytes, "
+            f"got {source.size:,}; save the weights without the optimizer's state"
+        )
     content = bytes_at(source, 0, source.size)
     try:
         whole = load(io.BytesIO(content)).state
@@ -353,11 +405,11 @@ def read_metadata(source: ByteSource) -> Description:
     except Refused as error:
         raise CheckpointError(
             f"contains more than the description of tensors ({first_line(error)}); loading it "
-            "could execute code, so it was not loaded"
+            "could execute code, so it was not loaded; if you trust it, convert it to safetensors"
         ) from None
     except Exception as error:  # a damaged pickle fails wherever its parser stumbles
         raise CheckpointError(
-            f"not a readable description of tensors ({first_line(error)})"
+            f"not a readable description of tensors ({first_line(error)}); {DOWNLOAD}"
         ) from None
     return Description(tensors, names, places)
 
@@ -384,7 +436,7 @@ def describing() -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"describes a tensor in an unknown way ({first_line(error)})"
+            f"describes a tensor in an unknown way ({first_line(error)}); {DOWNLOAD}"
         ) from None
 
 
@@ -398,7 +450,10 @@ def opened_files(
     }
     for name in names:
         if not isinstance(name, str) or PurePosixPath(name).name != name or "\0" in name:
-            raise CheckpointError(f"{source.name}: names {shown(name)}, outside of the folder")
+            raise CheckpointError(
+                f"{source.name}: names {shown(name)}, outside of the folder; expected files next "
+                f"to it; {DOWNLOAD}"
+            )
     ordered = sorted(names)
     if not ordered:
         return {}
@@ -406,7 +461,9 @@ def opened_files(
         sources = list(pool.map(open_file, ordered))
     for name, file_source in zip(ordered, sources, strict=True):
         if file_source is None:
-            raise CheckpointError(f"{source.name}: names {name}, which is missing")
+            raise CheckpointError(
+                f"{source.name}: names {name}, which is missing; download the checkpoint again"
+            )
     return dict(zip(ordered, sources, strict=True))
 
 
@@ -429,48 +486,67 @@ def chunk_in(
 
 
 def dtype_of(properties: Any) -> Any:
-    """Type of a tensor's values, from its properties."""
+    """Return the type of a tensor's values, from its properties."""
     state = properties.state
     return state[0] if isinstance(state, tuple) else state["dtype"]
 
 
 def sizes_of(key: str, value: Any) -> tuple[int, ...]:
-    """Sizes or offsets, once they are known to be whole numbers."""
+    """Return sizes or offsets after a check that they are whole numbers."""
     sizes = tuple(value)
     check_sizes(repr(key), sizes)
     return sizes
 
 
 def check_cover(key: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """Refuse boxes that lie outside of a tensor, overlap, or do not make it up."""
+    """Raise `ValueError` for boxes that lie outside of a tensor, or do not make it up.
+
+    The check compares numbers of values, and the beginnings of boxes: two boxes that begin at one
+    place overlap.
+    """
     for box in boxes:
-        ends = [begin + size for begin, size in zip(box.begin, box.shape, strict=True)]
-        if len(ends) != len(shape) or any(map(int.__gt__, ends, shape)):
-            raise ValueError(f"a chunk of {key!r} is outside of it")
+        if len(box.shape) != len(shape) or len(box.begin) != len(shape):
+            raise ValueError(f"a chunk of {key!r} is outside of it: it has other axes")
+        for begin, size, length in zip(box.begin, box.shape, shape, strict=True):
+            if begin + size > length:
+                raise ValueError(f"a chunk of {key!r} is outside of it")
     begins = {box.begin for box in boxes}
-    whole = sum(math.prod(box.shape) for box in boxes)
-    if whole != math.prod(shape) or len(begins) != len(boxes):
+    values_in_boxes = sum(math.prod(box.shape) for box in boxes)
+    if values_in_boxes != math.prod(shape) or len(begins) != len(boxes):
         raise ValueError(f"the chunks of {key!r} do not make it up")
+
+
+class BoxedTensor(NamedTuple):
+    """A tensor, and the boxes that make it up."""
+
+    name: str
+    info: TensorInfo
+    boxes: list[Box]
 
 
 def layers_of(
     name: str, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk]
-) -> list[tuple[str, TensorInfo, list[Box]]]:
+) -> list[BoxedTensor]:
     """Return a tensor as it is, or the tensors of the layers that are stacked in it."""
     match = STACKED.fullmatch(name)
-    bits = ITEM_BITS[dtype]
     if match is None or len(shape) < 2:
-        return [(name, TensorInfo(dtype, shape, math.prod(shape) * bits // 8), list(chunks))]
-    info = TensorInfo(dtype, shape[1:], math.prod(shape[1:]) * bits // 8)
+        return [BoxedTensor(name, _info(dtype, shape), list(chunks))]
+    info = _info(dtype, shape[1:])
     layers = []
     for layer in range(shape[0]):
         layer_boxes: list[Box] = []
         for chunk in chunks:
-            within = layer - chunk.begin[0]
-            if 0 <= within < chunk.shape[0]:
-                layer_boxes.append(LayerOfChunk(chunk, within))
-        layers.append((f"{match['before']}.{layer}.{match['after']}", info, layer_boxes))
+            layer_of_chunk = layer - chunk.begin[0]
+            if 0 <= layer_of_chunk < chunk.shape[0]:
+                layer_boxes.append(LayerOfChunk(chunk, layer_of_chunk))
+        layer_name = f"{match['before']}.{layer}.{match['after']}"
+        layers.append(BoxedTensor(layer_name, info, layer_boxes))
     return layers
+
+
+def _info(dtype: str, shape: tuple[int, ...]) -> TensorInfo:
+    """Return the metadata of a tensor of this type and shape."""
+    return TensorInfo(dtype, shape, math.prod(shape) * ITEM_BITS[dtype] // 8)
 
 
 # The key of a header under which PyTorch's writer of safetensors keeps offsets.
@@ -482,7 +558,7 @@ def join_shards(files: Sequence[RowFile]) -> BoxedFile | None:
     texts = [file.metadata.get(OFFSETS) for file in files]
     if not any(texts):
         return None
-    boxes: dict[str, list[Box]] = {}
+    boxes: dict[str, list[StoredBox]] = {}
     tensors: dict[str, TensorInfo] = {}
     with describing():
         for file, text in zip(files, texts, strict=True):
@@ -491,14 +567,11 @@ def join_shards(files: Sequence[RowFile]) -> BoxedFile | None:
                 begin = sizes_of(name, offsets[name]["saved_offsets"])
                 boxes.setdefault(name, []).append(StoredBox(begin, info.shape, file, name))
         for name, tensor_boxes in boxes.items():
-            dtypes = {
-                box.file.tensors[name].dtype for box in tensor_boxes if isinstance(box, StoredBox)
-            }
+            dtypes = {box.file.tensors[name].dtype for box in tensor_boxes}
             if len(dtypes) > 1:
                 raise ValueError(f"the chunks of {name!r} differ in type")
             ends = [np.add(box.begin, box.shape) for box in tensor_boxes]
             shape = tuple(int(end) for end in np.max(ends, axis=0))
             check_cover(name, shape, tensor_boxes)
-            (dtype,) = dtypes
-            tensors[name] = TensorInfo(dtype, shape, math.prod(shape) * ITEM_BITS[dtype] // 8)
+            tensors[name] = _info(dtypes.pop(), shape)
     return BoxedFile(files[0].source, tensors, boxes)

@@ -25,7 +25,7 @@ import numpy as np
 from wqk._machine import empty_array
 from wqk._typing import Int
 from wqk.checkpoints.checkpoint import Part, TensorInfo
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, shown
 from wqk.storage.byte_source import ByteSource, bytes_at
 
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
@@ -58,15 +58,20 @@ ITEM_BITS = {
     "C64": 64,
 }
 
-# Values widened at a time: 256 KB of float32, which stay in a core's cache. Values read at a time:
-# enough for a read's own costs, such as those of noticing a file that changes, not to count.
-PIECE, READ = 2**16, 2**19
+# Values widened at a time: 256 KB of float32, which stay in a core's cache.
+PIECE = 2**16
+# Values read at a time: enough for a read's own costs, such as those of noticing a file that
+# changes, not to count.
+READ = 2**19
+
+# Last part of messages about a damaged file.
+DOWNLOAD = "download or save the file again"
 
 
 def refuse_pointer(start: bytes | bytearray) -> None:
     """Refuse the text that stands for a large file in a clone without Git LFS."""
     if start.startswith(b"version "):
-        raise CheckpointError("a Git LFS pointer, not the weights; run git lfs pull")
+        raise CheckpointError("is a Git LFS pointer, not the weights; run git lfs pull")
 
 
 def is_text(name: str) -> bool:
@@ -75,12 +80,22 @@ def is_text(name: str) -> bool:
 
 
 def check_sizes(what: str, shape: Sequence[Any], offsets: Sequence[Any] = ()) -> None:
-    """Raise `CheckpointError` for a shape or offsets that no array can have."""
+    """Raise `CheckpointError` for a shape or offsets that no array can have.
+
+    ``what`` is the subject of the message: the name of a tensor, in quotation marks.
+    """
     for number in (*shape, *offsets):
         if type(number) is not int or not 0 <= number < 2**63:
-            raise CheckpointError(f"{what} has a shape or offset that is not a whole number")
-    if len(shape) > MOST_AXES or math.prod(filter(None, shape)) > MOST_VALUES:
-        raise CheckpointError(f"{what} has an impossible shape")
+            raise CheckpointError(
+                f"{what} has a shape or offset that is not a whole number; expected 0 to 2**63 "
+                f"- 1, got {shown(number)}; {DOWNLOAD}"
+            )
+    nonzero_sizes = [size for size in shape if size]
+    if len(shape) > MOST_AXES or math.prod(nonzero_sizes) > MOST_VALUES:
+        raise CheckpointError(
+            f"{what} has an impossible shape; expected at most {MOST_AXES} axes and 2**59 values, "
+            f"got {shown(list(shape))}; {DOWNLOAD}"
+        )
 
 
 class WeightFile(Protocol):
@@ -140,36 +155,54 @@ LARGEST_HEADER = 100_000_000
 def open_safetensors(source: ByteSource) -> RowFile:
     """Open a safetensors file; only the header is read.
 
-    Raises `CheckpointError` if the header does not describe the file: it is too short or long, or
-    not JSON; a name occurs twice; a type or shape is invalid; offsets overlap, exceed the file or
-    contradict the shape.
+    Raises
+    ------
+    CheckpointError
+        The header does not describe the file: it is too short or long, or not JSON; a name occurs
+        twice; a type or shape is invalid; offsets overlap, exceed the file or contradict the shape.
     """
     header, data_start = _read_header(source)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise CheckpointError("the header's metadata must be a JSON object")
+        raise CheckpointError(
+            "the header's metadata must be a JSON object; expected texts by name, got "
+            f"{shown(metadata)}; {DOWNLOAD}"
+        )
     tensors: dict[str, TensorInfo] = {}
     starts: dict[str, int] = {}
     for name, entry in header.items():
         tensors[name], start = _checked(name, entry, source.size - data_start)
         starts[name] = data_start + start
+    _require_cover(tensors, starts, data_start, source.size)
+    described = {DESCRIPTION: metadata[DESCRIPTION]} if DESCRIPTION in metadata else {}
+    return RowFile(source, tensors, starts, described, metadata)
+
+
+def _require_cover(
+    tensors: Mapping[str, TensorInfo], starts: Mapping[str, int], data_start: int, file_size: int
+) -> None:
+    """Raise `CheckpointError` if tensors overlap, or the last one does not end with the file."""
     end, previous = data_start, ""
     for name in sorted(tensors, key=lambda name: (starts[name], tensors[name].nbytes)):
         if starts[name] < end:
-            raise CheckpointError(f"the data of {name!r} and {previous!r} overlap")
+            raise CheckpointError(
+                f"the data of {name!r} and {previous!r} overlap; expected {name!r} to begin at "
+                f"byte {end} or later, got {starts[name]}; {DOWNLOAD}"
+            )
         end, previous = starts[name] + tensors[name].nbytes, name
-    if end != source.size:
-        raise CheckpointError(f"has {source.size} bytes, its header describes {end}")
-    described = {DESCRIPTION: metadata[DESCRIPTION]} if DESCRIPTION in metadata else {}
-    return RowFile(source, tensors, starts, described, metadata)
+    if end != file_size:
+        raise CheckpointError(
+            f"has {file_size} bytes, its header describes {end}: truncated, or written in part; "
+            f"{DOWNLOAD}"
+        )
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
     """Return the header's JSON object and the offset at which data begins."""
     if source.size < 8:
         raise CheckpointError(
-            "a safetensors file begins with 8 bytes of header length, "
-            f"this file has {source.size} bytes"
+            "not a safetensors file, which begins with 8 bytes of header length; this file has "
+            f"{source.size} bytes; {DOWNLOAD}"
         )
     prefix = bytes_at(source, 0, 8)
     refuse_pointer(prefix)
@@ -177,19 +210,23 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
     if length > min(LARGEST_HEADER, source.size - 8):
         raise CheckpointError(
             f"the header claims {length} bytes, the file has {source.size - 8} "
-            "after its first 8: truncated, or not a safetensors file"
+            f"after its first 8: truncated, or not a safetensors file; {DOWNLOAD}"
         )
     try:
         text = bytes_at(source, 8, length).decode("utf-8")
         header = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"the header is not valid JSON ({error})") from None
+        raise CheckpointError(f"the header is not valid JSON ({error}); {DOWNLOAD}") from None
     if not isinstance(header, dict):
-        raise CheckpointError("the header must be a JSON object")
+        raise CheckpointError(
+            f"the header must be a JSON object; expected tensors by name, got {shown(header)}; "
+            f"{DOWNLOAD}"
+        )
     return header, 8 + length
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; `ValueError` if it has a name twice."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a name occurs more than once")
@@ -197,37 +234,63 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> NoReturn:
+    """Refuse NaN and infinity, which Python's parser accepts."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
     """Return a tensor and its offset in the data, after a check of every claim."""
     if not is_text(name):
-        raise CheckpointError(f"{name!r} is not text, so it cannot be a tensor's name")
+        raise CheckpointError(
+            f"{name!r} is not text, so it cannot be a tensor's name; rename it, and {DOWNLOAD}"
+        )
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
             check_sizes(repr(name), shape, (start, stop))
         case _:
-            raise CheckpointError(f"{name!r} lacks a dtype, a shape or two data offsets")
+            raise CheckpointError(
+                f"{name!r} lacks a dtype, a shape or two data offsets; got {shown(entry)}; "
+                f"{DOWNLOAD}"
+            )
     if dtype not in ITEM_BITS:
-        raise CheckpointError(f"{name!r} has the unknown type {dtype!r}")
+        raise CheckpointError(
+            f"{name!r} has the unknown type {dtype!r}; expected one of {', '.join(ITEM_BITS)}"
+        )
     bits = math.prod(shape) * ITEM_BITS[dtype]
     if (stop - start) * 8 != bits:
         raise CheckpointError(
             f"{name!r} of type {dtype} and shape {shape} needs {bits // 8} bytes, "
-            f"its offsets give {stop - start}"
+            f"its offsets give {stop - start}; {DOWNLOAD}"
         )
     if stop > data_size:
-        raise CheckpointError(f"{name!r} ends {stop - data_size} bytes beyond the file: truncated")
+        raise CheckpointError(
+            f"{name!r} ends {stop - data_size} bytes beyond the file: truncated; {DOWNLOAD}"
+        )
     return TensorInfo(dtype, tuple(shape), stop - start), start
+
+
+class _Pieces(NamedTuple):
+    """Files that each hold a piece of a tensor, and the axis along which it is split."""
+
+    axis: int
+    files: list[WeightFile]
 
 
 class JoinedFiles:
     """Files that each hold some rows or columns of a model's tensors, in order, as one file.
 
-    ``axis`` gives the axis along which a tensor of some name and shape is split; None if every file
-    has all of it. Raises `CheckpointError` if pieces of a tensor differ in type, or along an axis
-    that is not split.
+    Parameters
+    ----------
+    files
+        The files, in the order of the rows.
+    axis
+        Function from the name and the shape of a tensor to the axis along which it is split; None
+        if every file has all of it.
+
+    Raises
+    ------
+    CheckpointError
+        Pieces of a tensor differ in type, or along an axis that is not split.
     """
 
     def __init__(
@@ -235,65 +298,94 @@ class JoinedFiles:
     ) -> None:
         self.source = files[0].source
         tensors: dict[str, TensorInfo] = {}
-        self._pieces: dict[str, tuple[int, list[WeightFile]]] = {}  # where they are split
-        for name in dict.fromkeys(name for file in files for name in file.tensors):
-            holding = [file for file in files if name in file.tensors]
-            first = holding[0].tensors[name]
-            along = axis(name, first.shape) if len(holding) > 1 else None
-            if along is None:
-                holding, along = holding[:1], 0
-            infos = [file.tensors[name] for file in holding]
-            if len({(i.dtype, *i.shape[:along], *i.shape[along + 1 :]) for i in infos}) > 1:
-                raise CheckpointError(
-                    f"{self.source.name}: the pieces of {name!r} in {len(infos)} files do not fit "
-                    "together"
-                )
-            shape = list(first.shape)
-            shape[along : along + 1] = [sum(i.shape[along] for i in infos)] if shape else []
-            nbytes = sum(info.nbytes for info in infos)
-            tensors[name] = TensorInfo(first.dtype, tuple(shape), nbytes)
-            self._pieces[name] = along, holding
+        self._pieces: dict[str, _Pieces] = {}
+        files_by_tensor: dict[str, list[WeightFile]] = {}
+        for file in files:
+            for name in file.tensors:
+                files_by_tensor.setdefault(name, []).append(file)
+        for name, holding in files_by_tensor.items():
+            shape = holding[0].tensors[name].shape
+            split_axis = axis(name, shape) if len(holding) > 1 else None
+            pieces = _Pieces(0, holding[:1])
+            if split_axis is not None:
+                pieces = _Pieces(split_axis, holding)
+            tensors[name] = self._joined(name, pieces)
+            self._pieces[name] = pieces
         self.tensors: Mapping[str, TensorInfo] = tensors
 
+    def _joined(self, name: str, pieces: _Pieces) -> TensorInfo:
+        """Return type, shape and size of a tensor that is joined from its pieces."""
+        axis = pieces.axis
+        infos = [file.tensors[name] for file in pieces.files]
+        if len(infos) == 1:
+            return infos[0]._replace(grid=None)
+        kinds = {(info.dtype, info.shape[:axis], info.shape[axis + 1 :]) for info in infos}
+        if len(kinds) > 1:
+            raise CheckpointError(
+                f"{self.source.name}: the pieces of {name!r} in {len(infos)} files do not fit "
+                f"together; expected one type, and shapes that differ along axis {axis} alone, got "
+                f"{shown([info.shape for info in infos])}; download all files again"
+            )
+        dtype, before, after = kinds.pop()
+        length = sum(info.shape[axis] for info in infos)
+        nbytes = sum(info.nbytes for info in infos)
+        return TensorInfo(dtype, (*before, length, *after), nbytes)
+
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """None here: they may be in other files."""
+        """Return no ranges: the rows may be in other files than ``source``."""
         return []
 
     def read(self, part: Part) -> np.ndarray:
         """Read the part's rows, joined, widened to float32 (float64 stays)."""
-        along, files = self._pieces[part.name]
+        axis, files = self._pieces[part.name]
         if len(files) == 1:
             return files[0].read(part)
-        if along or part.rows is None:
-            return np.concatenate([file.read(part) for file in files], axis=along)
-        ends = np.cumsum([file.tensors[part.name].shape[0] for file in files]).tolist()
+        if axis > 0 or part.rows is None:
+            return np.concatenate([file.read(part) for file in files], axis=axis)
         arrays = []
         for start, stop in part.row_ranges(self.tensors[part.name].shape):
-            for begin, end, file in zip([0, *ends], ends, files, strict=False):
-                low, high = max(start, begin), min(stop, end)
+            first_row = 0  # of the file, in the whole tensor
+            for file in files:
+                end_row = first_row + file.tensors[part.name].shape[0]
+                low, high = max(start, first_row), min(stop, end_row)
                 if low < high:
-                    arrays.append(file.read(Part(part.name, ((low - begin, high - begin),))))
+                    rows = (low - first_row, high - first_row)
+                    arrays.append(file.read(Part(part.name, (rows,))))
+                first_row = end_row
         return np.concatenate(arrays)
 
 
 @cache
 def values_of_codes(dtype: str) -> np.ndarray:
-    """Return the float32 value of every code of a small type."""
+    """Return the float32 value of every code of a small type: (65536,) or (256,).
+
+    Bits of a code, from the highest one: F16 has 1 sign, 5 exponent, 10 mantissa; F8_E5M2 the first
+    8 of these; F8_E4M3 has 1 sign, 4 exponent (bias 7), 3 mantissa, no infinity, and NaN where all
+    bits after the sign are set.
+
+    Examples
+    --------
+    >>> values_of_codes("F8_E4M3")[[0b0_0111_000, 0b1_0111_100, 0b0_0000_001]].tolist()
+    [1.0, -1.5, 0.001953125]
+    """
     if dtype == "F16":
         return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     codes = np.arange(2**8, dtype=np.uint16)
-    if dtype == "F8_E5M2":  # the upper half of a float16's bits
+    if dtype == "F8_E5M2":
         return (codes << 8).view(np.float16).astype(np.float32)
-    # F8_E4M3: 1 sign, 4 exponent (bias 7), 3 mantissa bits, no infinity, NaN at the top.
-    sign = np.where(codes & 0x80, -1.0, 1.0)
-    exponent, mantissa = (codes >> 3).astype(int) & 0xF, codes & 0x7
-    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
-    values = sign * np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
-    values[(codes & 0x7F) == 0x7F] = np.nan
+    signs = np.where(codes & 0b1_0000_000, -1.0, 1.0)
+    exponents = (codes >> 3).astype(int) & 0b1111
+    fractions = (codes & 0b111) / 8
+    normal = np.ldexp(1 + fractions, exponents - 7)
+    subnormal = np.ldexp(fractions, -6)
+    values = signs * np.where(exponents == 0, subnormal, normal)
+    values[(codes & 0b0_1111_111) == 0b0_1111_111] = np.nan
     return values.astype(np.float32)
 
 
 def _look_up(dtype: str) -> Callable[[np.ndarray, np.ndarray], None]:
+    """Return a function that writes the values of codes, by a table of all codes of a type."""
+
     def convert(stored: np.ndarray, out: np.ndarray) -> None:
         np.take(values_of_codes(dtype), stored, out=out, mode="clip")
 
@@ -301,16 +393,23 @@ def _look_up(dtype: str) -> Callable[[np.ndarray, np.ndarray], None]:
 
 
 def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
-    """Move the bits to their places in a float32 and multiply by the ratio of the two biases.
+    """Write float16 values as float32.
 
-    This takes half the time of looking up. Infinity and NaN, which become numbers from 2**16 on by
-    it, are looked up.
+    The bits are moved to their places in a float32, which is multiplied by 2**(127 − 15), the ratio
+    of the two biases of the exponent. This takes half the time of looking up. Infinity and NaN,
+    which become numbers from 2**16 on, are looked up.
     """
     bits = out.view(np.int32)
-    np.left_shift(stored.view(np.int16), 13, out=bits, dtype=np.int32)  # the sign fills four places
-    bits &= np.int32(-0x70002000)
+    # A float16 with its sign is 16 bits of a whole number: the shift repeats the sign in the three
+    # places before the exponent, which the mask clears.
+    np.left_shift(stored.view(np.int16), 13, out=bits, dtype=np.int32)
+    sign, exponent_and_mantissa = 1 << 31, (2**15 - 1) << 13
+    bits &= np.uint32(sign | exponent_and_mantissa).view(np.int32)
     out *= np.float32(2.0**112)
-    if out.size and not -(2.0**16) < out.min() <= out.max() < 2.0**16:
+    if not out.size:
+        return
+    is_finite = out.min() > -(2.0**16) and out.max() < 2.0**16
+    if not is_finite:
         _look_up("F16")(stored, out)
 
 
@@ -320,16 +419,29 @@ def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
 
 
 def _copy(stored: np.ndarray, out: np.ndarray) -> None:
+    """Write values as they are stored."""
     out[...] = stored
 
 
 class Stored(NamedTuple):
-    """The layout of values in a file, and the function that widens a piece of them."""
+    """The layout of values in a file, and the function that widens a piece of them.
 
-    item: str  # one value, or one block of them, as NumPy names it
+    Attributes
+    ----------
+    item
+        Type of one value, or of one block of values, as NumPy names it.
+    wide
+        Type of the values when they have been read.
+    convert
+        Function that writes the values of some items (n,) into an array (n · values,).
+    values
+        Values in an item.
+    """
+
+    item: str
     wide: type
-    convert: Callable[[np.ndarray, np.ndarray], None]  # from items to values
-    values: int = 1  # in an item
+    convert: Callable[[np.ndarray, np.ndarray], None]
+    values: int = 1
 
 
 STORED: dict[str, Stored] = {
@@ -362,13 +474,16 @@ def require_floats(dtype: str, tensor: str) -> None:
     if dtype not in FLOATS:
         raise CheckpointError(
             f"{tensor}: weights are stored as {dtype}, which is not a floating-point type that wqk "
-            f"reads ({', '.join(FLOATS)}); a quantized model of a format that is not known has to "
-            "be dequantized first"
+            f"reads; expected one of {', '.join(FLOATS)}; a quantized model of a format that is "
+            "not known has to be dequantized first"
         )
 
 
 def widened_type(dtype: str, tensor: str) -> type:
-    """float64 stays, other floating types become float32; whole numbers stay what they are."""
+    """Return the type of values when they have been read.
+
+    Float64 stays, other floating types become float32; whole numbers stay what they are.
+    """
     if dtype not in STORED:
         require_floats(dtype, tensor)
     return STORED[dtype].wide
@@ -382,30 +497,61 @@ def widened(
 ) -> np.ndarray:
     """Read the values in half-open ranges of bytes, joined: a flat array of `widened_type`.
 
-    ``read(offset, buffer)`` fills a buffer from this byte on.
+    Parameters
+    ----------
+    dtype
+        The stored type.
+    ranges
+        Ranges of bytes, each of whole items.
+    read
+        Function of an offset and a buffer that fills the buffer from this byte on.
+    tensor
+        Name of the tensor, for messages.
+
+    Raises
+    ------
+    CheckpointError
+        Values of the type are not read.
     """
-    ranges, wide = list(ranges), widened_type(dtype, tensor)
-    item, _, convert, each = STORED[dtype]
-    stored = np.dtype(item)
-    count = sum(b - a for a, b in ranges) // stored.itemsize
-    out = empty_array(count * each, wide)
-    at_once, in_a_piece = READ // each, PIECE // each
-    buffer = np.empty(0 if stored == out.dtype else min(at_once, count), stored)
+    ranges = list(ranges)
+    wide = widened_type(dtype, tensor)
+    layout = STORED[dtype]
+    item_type = np.dtype(layout.item)
+    item_count = sum(stop - start for start, stop in ranges) // item_type.itemsize
+    out = empty_array(item_count * layout.values, wide)
+    is_stored_wide = item_type == out.dtype
+    buffer = np.empty(0, item_type)
+    if not is_stored_wide:
+        buffer = np.empty(min(READ // layout.values, item_count), item_type)
     filled = 0
     for start, stop in ranges:
-        items = (stop - start) // stored.itemsize
-        values = out[filled : filled + items * each]
+        items = (stop - start) // item_type.itemsize
+        values = out[filled : filled + items * layout.values]
         filled += values.size
-        if stored == out.dtype:
+        if is_stored_wide:
             read(start, _bytes_of(values))
-            continue
-        for done in range(0, items, at_once):
-            codes = buffer[: items - done]
-            read(start + done * stored.itemsize, _bytes_of(codes))
-            for first in range(0, len(codes), in_a_piece):
-                piece, at = codes[first : first + in_a_piece], (done + first) * each
-                convert(piece, values[at : at + len(piece) * each])
+        else:
+            _read_widened(layout, start, read, buffer, values)
     return out
+
+
+def _read_widened(
+    layout: Stored,
+    start: int,
+    read: Callable[[int, memoryview], None],
+    buffer: np.ndarray,
+    values: np.ndarray,
+) -> None:
+    """Fill values from the items that begin at a byte: a buffer is read, and widened in pieces."""
+    items_of_piece = PIECE // layout.values
+    item_count = len(values) // layout.values
+    for first in range(0, item_count, max(1, len(buffer))):
+        items = buffer[: item_count - first]
+        read(start + first * buffer.itemsize, _bytes_of(items))
+        for offset in range(0, len(items), items_of_piece):
+            piece = items[offset : offset + items_of_piece]
+            place = (first + offset) * layout.values
+            layout.convert(piece, values[place : place + len(piece) * layout.values])
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -419,16 +565,26 @@ def scale_name(name: str, tensors: Mapping[str, object]) -> str:
         if name + suffix in tensors:
             return name + suffix
     raise CheckpointError(
-        f"{name}: stored as float8 without its scales ({name}_scale_inv or {name}_scale); "
-        "without them its values are meaningless"
+        f"{name}: stored as float8 without its scales, without which its values are meaningless; "
+        f"expected {name}_scale_inv or {name}_scale; download the checkpoint again"
     )
 
 
 def unpacked(packed: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
-    """Codes that lie in words of 32 bits one after the other, the lowest bits first.
+    """Return codes that lie in words of 32 bits one after the other, the lowest bits first.
 
-    ``packed`` (rows, W) are 32-bit words, of which the first ``count`` codes of each row are
-    returned, as int32.
+    Parameters
+    ----------
+    packed
+        Words of 32 bits, (rows, W).
+    bits
+        Bits of a code, 1 to 8. A code of 3, 5, 6 or 7 bits may lie in two words.
+    count
+        Codes of a row that are returned; the last word may have more.
+
+    Returns
+    -------
+    The first codes of each row, (rows, count), as int32.
 
     Examples
     --------

@@ -37,6 +37,7 @@ from wqk.checkpoints.configurations import COMPLETIONS, Opened, configured
 from wqk.checkpoints.distributed import METADATA, BoxedFile, join_shards, open_distributed
 from wqk.checkpoints.files import (
     DESCRIPTION,
+    DOWNLOAD,
     JoinedFiles,
     RowFile,
     is_float8,
@@ -53,7 +54,7 @@ from wqk.checkpoints.quantization import (
     quantized_config,
     refuse_unread,
 )
-from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line
+from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line, shown
 from wqk.storage.byte_source import bytes_at
 from wqk.storage.local import LocalFile
 from wqk.storage.references import redacted, step_in
@@ -89,7 +90,10 @@ class Folder(NamedTuple):
         if source is None:
             return {}
         if source.size > LARGEST_CONFIGURATION:
-            raise CheckpointError(f"{source.name}: too large for a configuration file")
+            raise CheckpointError(
+                f"{source.name}: too large for a configuration file; expected at most "
+                f"{LARGEST_CONFIGURATION:,} bytes, got {source.size:,}; replace it by the model's"
+            )
         content = bytes_at(source, 0, source.size)
         parse = _parse_yaml if file.endswith((".yaml", ".yml")) else _parse_json
         with errors_about(source.name):
@@ -97,19 +101,21 @@ class Folder(NamedTuple):
 
 
 def _parse_json(text: bytearray) -> dict[str, Any]:
+    """Return the object in a text of JSON; `CheckpointError` for anything else."""
     try:
         value = json.loads(text.decode("utf-8"))
         if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
             whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             value = json.loads(whole)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"not valid JSON ({error})") from None
+        raise CheckpointError(f"not valid JSON ({error}); {DOWNLOAD}") from None
     if not isinstance(value, dict):
-        raise CheckpointError("expected a JSON object")
+        raise CheckpointError(f"no configuration; expected a JSON object, got {shown(value)}")
     return value
 
 
 def _parse_yaml(text: bytearray) -> dict[str, Any]:
+    """Return the keys in a text of YAML; `CheckpointError` for anything else."""
     import yaml
 
     from wqk.checkpoints.pickles import plain
@@ -119,9 +125,9 @@ def _parse_yaml(text: bytearray) -> dict[str, Any]:
             raise ValueError(f"larger than {LARGEST_YAML} bytes")
         value = yaml.safe_load(text.decode("utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"not valid YAML ({first_line(error)})") from None
+        raise CheckpointError(f"not valid YAML ({first_line(error)}); {DOWNLOAD}") from None
     if not isinstance(value, dict):
-        raise CheckpointError("expected keys with values")
+        raise CheckpointError(f"no configuration; expected keys with values, got {shown(value)}")
     return dict(plain(value))
 
 
@@ -189,22 +195,40 @@ NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler
 
 
 class WeightFiles(NamedTuple):
-    """A folder's weights."""
+    """A folder's weights.
 
-    files: tuple[str, ...]  # names within the folder; none if it holds no weights
-    listed_in: str | None = None  # the index that names them, if one does
-    notes: tuple[str, ...] = ()  # which files of the same kind were passed over
-    format: Format | None = None  # None for that of `transformers`
+    Attributes
+    ----------
+    files
+        Names within the folder; none if the folder holds no weights.
+    listed_in
+        The index that names the files; None without an index.
+    notes
+        Sentences about files of the same kind that were passed over.
+    format
+        Format of another library; None for that of `transformers`.
+    """
+
+    files: tuple[str, ...]
+    listed_in: str | None = None
+    notes: tuple[str, ...] = ()
+    format: Format | None = None
 
 
 def choose_weights(folder: Folder) -> WeightFiles:
     """Choose a folder's weights: those that `transformers` would load, or of another format.
 
-    Raises `CheckpointError` if an index is damaged, or names files outside the folder.
+    Raises
+    ------
+    CheckpointError
+        An index is damaged, or names files outside the folder.
     """
     names = folder.names or ()
-    exists = folder.source if folder.names is None else set(names).__contains__
-    first = next((name for name in PREFERRED if exists(name)), None)
+    if folder.names is None:
+        present = (name for name in PREFERRED if folder.source(name) is not None)
+    else:
+        present = (name for name in PREFERRED if name in names)
+    first = next(present, None)
     if first is None:
         return _weights_by_name(folder, names)
     if first.endswith(".json"):
@@ -238,15 +262,17 @@ def _distributed(folder: Folder) -> WeightFiles:
         descriptions = [METADATA] if folder.source(METADATA) is not None else []
     else:
         paths = (path.replace("\\", "/") for path in folder.below())
-        descriptions = [path for path in paths if PurePath(path).name == METADATA]
-        # Neither an optimizer's state, nor a step of a run.
-        descriptions = [path for path in descriptions if not path.startswith("optim")]
-        descriptions = [
-            path for path in descriptions if step_in(PurePosixPath(path).parts[0]) is None
-        ]
+        descriptions = [path for path in paths if _describes_model(path)]
     if len(descriptions) != 1:
         return WeightFiles(())
     return WeightFiles((descriptions[0],), format=DISTRIBUTED)
+
+
+def _describes_model(path: str) -> bool:
+    """Return whether a path is a description of weights, and not an optimizer's or a step's."""
+    if PurePath(path).name != METADATA or path.startswith("optim"):
+        return False
+    return step_in(PurePosixPath(path).parts[0]) is None
 
 
 def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -266,33 +292,38 @@ def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
 
 def _one_model(names: tuple[str, ...], layout: Format) -> WeightFiles:
     """Return the only model among files, or the last of a run; `CheckpointError` for several."""
-    model_files, notes = parts_of(names[0], names), list[str]()
-    if "{}" in "".join(layout.config) and len(names) > 1:
-        model_files = names[-1:]
-        notes.append(
-            f"read {model_files[0]}, the last of {len(names)} steps; name another by its path"
-        )
+    are_steps = any("{}" in path for path in layout.config)  # each with its own configuration
+    if are_steps and len(names) > 1:
+        note = f"read {names[-1]}, the last of {len(names)} steps; name another by its path"
+        return WeightFiles(names[-1:], notes=(note,), format=layout)
+    model_files = parts_of(names[0], names)
     other_models = [name for name in names if name not in model_files and name.endswith(".gguf")]
     if other_models:
-        shown = ", ".join((names[0], *other_models)[:4]) + (", …" if len(other_models) > 3 else "")
-        raise CheckpointError(f"several models here: {shown}; choose one by its path or address")
-    return WeightFiles(model_files, notes=tuple(notes), format=layout)
+        listed = _shortened_list((names[0], *other_models), most=4)
+        raise CheckpointError(f"several models here: {listed}; choose one by its path or address")
+    return WeightFiles(model_files, format=layout)
+
+
+def _shortened_list(names: Sequence[str], most: int) -> str:
+    """Return the first names with commas between them, and an ellipsis if there are more."""
+    listed = ", ".join(names[:most])
+    return f"{listed}, …" if len(names) > most else listed
 
 
 def _passed_over(chosen: WeightFiles, names: Iterable[str]) -> tuple[str, ...]:
     """Return the note on files of the same format that were skipped."""
     ending = PurePath(chosen.files[0]).suffix
-    skipped_files = sorted(
-        name
-        for name in set(names) - {*chosen.files, chosen.listed_in}
-        if (name.endswith((ending, f"{ending}.index.json")) or format_of(name))
-        and not name.startswith(NOT_WEIGHTS)
-    )
+    endings = (ending, f"{ending}.index.json")
+    skipped_files = []
+    for name in sorted(set(names) - {*chosen.files, chosen.listed_in}):
+        is_like_chosen = name.endswith(endings) or format_of(name) is not None
+        if is_like_chosen and not name.startswith(NOT_WEIGHTS):
+            skipped_files.append(name)
     if not skipped_files:
         return ()
-    listed = ", ".join(skipped_files[:3]) + (
-        f" and {len(skipped_files) - 3} more" if len(skipped_files) > 3 else ""
-    )
+    listed = ", ".join(skipped_files[:3])
+    if len(skipped_files) > 3:
+        listed += f" and {len(skipped_files) - 3} more"
     return (
         f"read {chosen.listed_in or chosen.files[0]}, as transformers does; passed over {listed}",
     )
@@ -302,12 +333,18 @@ def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
     """Return the files that a sharded model's index names, all of them in the index's folder."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{name}: lacks the 'weight_map' of a sharded model")
+        raise CheckpointError(
+            f"{name}: lacks the 'weight_map' of a sharded model; expected files by tensor, got "
+            f"{shown(weight_map)}; {DOWNLOAD}"
+        )
     shards = sorted({str(value) for value in weight_map.values()})
     for shard in shards:
         is_name = PurePath(shard).name == shard and shard not in ("", ".", "..")
         if not is_name or not is_text(shard) or "\0" in shard:
-            raise CheckpointError(f"{name}: names {shard!r}, outside its own folder")
+            raise CheckpointError(
+                f"{name}: names {shard!r}, outside its own folder; expected names of files next to "
+                f"it; {DOWNLOAD}"
+            )
     return shards
 
 
@@ -342,16 +379,16 @@ def no_weights(folder: Folder) -> CheckpointError:
     for name in (*names, *sorted(folder.below())):
         if reason := unread_format(PurePath(name).name):
             return CheckpointError(f"no weights that wqk reads; {name} is {reason}")
+    expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
         return CheckpointError(
-            f"no weights here, but in its folders {', '.join(deeper[:5])}; choose "
-            "one by its path, or in Python with subfolder="
+            f"no weights here, but in its folders {', '.join(deeper[:5])}; {expected}; choose "
+            "one of the folders by its path, or in Python with subfolder="
         )
-    expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
-    listed = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-    return CheckpointError(f"no weights here; {expected}{f', found {listed}' if listed else ''}")
+    listed = _shortened_list(names, most=5) or "no files"
+    return CheckpointError(f"no weights here; {expected}, got {listed}; choose another folder")
 
 
 def weight_file(source: ByteSource) -> WeightFile:
@@ -370,21 +407,25 @@ def weight_file(source: ByteSource) -> WeightFile:
 
 
 def _refuse_others(source: ByteSource) -> None:
-    """Refuse what others call .bin.
+    """Raise `CheckpointError` for a file of another program whose name ends in ``.bin``.
 
-    A model of CTranslate2: a version, and the name of a specification with its length. One of
-    llama2.c: seven sizes of a model, or a mark.
+    A file of llama2.c begins with seven sizes of a model, or with a mark. A model of CTranslate2
+    begins with a version (4 bytes), the length of a name (2 bytes) and the name, which ends with a
+    zero byte.
     """
     start = bytes_at(source, 0, min(64, source.size))
-    sizes = struct.unpack("<7i", start[:28]) if len(start) == 64 else (0,)
-    if start[:4] == b"24ka" or all(0 < abs(size) < 2**20 for size in sizes):
+    has_sizes = False
+    if len(start) == 64:
+        sizes = struct.unpack("<7i", start[:28])
+        has_sizes = all(0 < abs(size) < 2**20 for size in sizes)
+    if has_sizes or start[:4] == b"24ka":
         raise CheckpointError(
             "a file of llama2.c, which is not read; use the .pt file that it was exported from"
         )
-    name = re.match(rb"[\x01-\x20]\0\0\0(.)\0(\w+Spec)\0", start, re.DOTALL)
-    if name and name[1][0] == len(name[2]) + 1:
+    header = re.match(rb"[\x01-\x20]\0\0\0(?P<length>.)\0(?P<name>\w+Spec)\0", start, re.DOTALL)
+    if header and header["length"][0] == len(header["name"]) + 1:
         raise CheckpointError(
-            f"a CTranslate2 model ({name[2].decode()}), whose weights are joined, reordered "
+            f"a CTranslate2 model ({header['name'].decode()}), whose weights are joined, reordered "
             "and often quantized; use the checkpoint that it was converted from"
         )
 
@@ -392,8 +433,22 @@ def _refuse_others(source: ByteSource) -> None:
 class StoredCheckpoint(Checkpoint):
     """One or more files of weights and a configuration.
 
-    ``transfers`` fetch the bytes of remote files; None if all files are local. Raises
-    `CheckpointError` if two files hold a tensor of the same name.
+    A tensor has up to three names: the user's, the name without wrappers; the stored name in a
+    file; and, if it is quantized, the names of its components, which are not listed.
+
+    Parameters
+    ----------
+    name, config, step, notes
+        As the attributes of `Checkpoint`.
+    files
+        Files of different tensors.
+    transfers
+        Fetches the bytes of remote files; None if all files are local.
+
+    Raises
+    ------
+    CheckpointError
+        Two files hold a tensor of the same name, or quantized tensors are not understood.
     """
 
     def __init__(
@@ -411,29 +466,34 @@ class StoredCheckpoint(Checkpoint):
         for file in files:
             for tensor in file.tensors:
                 if tensor in self._file_of:
-                    raise CheckpointError(f"{name}: tensor {tensor!r} occurs in two files")
+                    raise CheckpointError(
+                        f"{name}: tensor {tensor!r} occurs in two files; expected it in one; "
+                        f"{DOWNLOAD}"
+                    )
                 self._file_of[tensor] = file
         self._stored = by_plain_name(self._file_of)
-        lying = {
+        stored_tensors = {
             name: self._file_of[stored].tensors[stored] for name, stored in self._stored.items()
         }
+        abouts = [getattr(file, "about", {}) for file in files]
         with errors_about(name):
-            described = [getattr(file, "about", {}).get(DESCRIPTION) for file in files]
             quantized = find_quantized(
                 Source(
-                    tensors=lying,
+                    tensors=stored_tensors,
                     config=config,
                     read=self._read_stored,
-                    descriptions=[text for text in described if text is not None],
-                    has_factors=any("gguf" in getattr(file, "about", {}) for file in files),
+                    descriptions=[a[DESCRIPTION] for a in abouts if a.get(DESCRIPTION) is not None],
+                    has_factors=any("gguf" in about for about in abouts),
                 )
             )
         self._quantized = quantized.matrices
         self.notes = (*self.notes, *quantized.notes)
-        used = {c.name for matrix in self._quantized.values() for c in matrix.components.values()}
+        component_names: set[str] = set()
+        for matrix in self._quantized.values():
+            component_names.update(component.name for component in matrix.components.values())
         self._tensors = {
-            **{name: info for name, info in lying.items() if name not in used},
-            **{name: matrix.info for name, matrix in self._quantized.items()},
+            **{n: info for n, info in stored_tensors.items() if n not in component_names},
+            **{n: matrix.info for n, matrix in self._quantized.items()},
         }
 
     @property
@@ -456,51 +516,60 @@ class StoredCheckpoint(Checkpoint):
             source.want(ranges)
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Read the rows of each part, in the order in which the rows lie in the files.
+        """Read the rows of each part; see `Checkpoint.read`.
 
-        All that is remote is on its way before the first of it is waited for.
+        Parts are read in the order in which their rows lie in the files. All remote ranges are
+        requested before the first is waited for.
         """
         for part in parts:
             self.info(part.name)
         self.prefetch(parts)
         with errors_about(self.name):
-            order = sorted(range(len(parts)), key=lambda i: self._place(parts[i]))
-            arrays = {i: self._read(parts[i]) for i in order}
+            order = sorted(range(len(parts)), key=lambda index: self._place(parts[index]))
+            array_by_index = {index: self._read(parts[index]) for index in order}
         for source, ranges in self._ranges(parts):
             source.forget(ranges)
-        return [arrays[i] for i in range(len(parts))]
+        return [array_by_index[index] for index in range(len(parts))]
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """Return a part's bytes; None for remote parts, archives, pieces, and several tensors."""
-        dtype, is_made = self.info(part.name).dtype, part.name in self._quantized
-        if self._transfers is not None or is_made or is_float8(dtype):
+        """Return the stored bytes of a part, (bytes,).
+
+        None for remote parts, for quantized ones, and for files without rows, such as archives,
+        whose bytes have no meaning without strides.
+        """
+        dtype, is_quantized = self.info(part.name).dtype, part.name in self._quantized
+        if self._transfers is not None or is_quantized or is_float8(dtype):
             return None
-        file, stored_part = self._lying(part)
-        if not isinstance(file, RowFile):  # whose bytes say nothing without strides
+        file, stored_part = self._stored_place(part)
+        if not isinstance(file, RowFile):
             return None
         ranges = file.byte_ranges(stored_part)
         size = sum(stop - start for start, stop in ranges)
-        content = np.empty(size, np.uint8) if room is None or len(room) < size else room[:size]
-        at = 0
+        has_room = room is not None and len(room) >= size
+        content = room[:size] if room is not None and has_room else np.empty(size, np.uint8)
+        filled = 0
         for start, stop in ranges:
-            file.source.read_into(start, content[at : at + stop - start].data)
-            at += stop - start
+            length = stop - start
+            file.source.read_into(start, content[filled : filled + length].data)
+            filled += length
         return content
 
     def regrouping(self, part: Part) -> Regrouping | None:
-        """Rows with their columns in other groups; None where only neighbors make one."""
+        """Return rows with their columns in other groups; None if groups are always neighbors."""
         matrix = self._quantized.get(part.name)
         if matrix is None or not matrix.groups:
             return None
         pieces = matrix.parts(part)
         stored = dict(zip(pieces, self._read_stored([*pieces.values()]), strict=True))
-        count = matrix.info.shape[1]
-        has = stored.get("group_of", np.arange(count) * matrix.groups // count)
-        return Regrouping(
-            matrix.groups, has, lambda by: matrix.read(part, {**stored, "group_of": by})
-        )
+        columns = matrix.info.shape[1]
+        group_of = stored.get("group_of", np.arange(columns) * matrix.groups // columns)
 
-    def _lying(self, part: Part) -> tuple[WeightFile, Part]:
+        def values(group_of: np.ndarray) -> np.ndarray:
+            return matrix.read(part, {**stored, "group_of": group_of})
+
+        return Regrouping(matrix.groups, group_of, values)
+
+    def _stored_place(self, part: Part) -> tuple[WeightFile, Part]:
         """Return the file of a part, and the part under its name in that file."""
         stored = self._stored[part.name]
         return self._file_of[stored], part._replace(name=stored)
@@ -521,11 +590,13 @@ class StoredCheckpoint(Checkpoint):
         return {"": part} if matrix is None else matrix.parts(part)
 
     def _place(self, part: Part) -> tuple[int, list[tuple[int, int]]]:
-        """Sorts parts by file and by place in it."""
-        file, stored_part = self._lying(next(iter(self._pieces(part).values())))
+        """Return a key that sorts parts by file, and by the place of the first piece in it."""
+        first_piece = next(iter(self._pieces(part).values()))
+        file, stored_part = self._stored_place(first_piece)
         return id(file), file.byte_ranges(stored_part)
 
     def _read(self, part: Part) -> np.ndarray:
+        """Return the values of a part; see `read`."""
         info, matrix = self._tensors[part.name], self._quantized.get(part.name)
         pieces = self._pieces(part)
         try:
@@ -534,41 +605,48 @@ class StoredCheckpoint(Checkpoint):
                 return matrix.read(part, dict(zip(pieces, arrays, strict=True)))
         except MemoryError:
             raise CheckpointError(
-                f"{self.name}: tensor {part.name!r}, of shape {info.shape}, does not fit in memory"
+                f"{self.name}: tensor {part.name!r}, of shape {info.shape}, does not fit in "
+                "memory; read fewer of its rows, or use a machine with more memory"
             ) from None
         if is_float8(info.dtype):
-            scale_name(part.name, self._tensors)  # which is not there
+            scale_name(part.name, self._tensors)  # raises: with scales, it would be a matrix
         if info.grid is None:
             require_floats(info.dtype, part.name)
         return arrays[0]
 
     def _read_stored(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Rows of tensors as they lie in the files, whole numbers included."""
-        lying = [self._lying(part) for part in parts]
-        return [file.read(stored_part) for file, stored_part in lying]
+        """Return rows of tensors as they are stored in the files, whole numbers included."""
+        places = [self._stored_place(part) for part in parts]
+        return [file.read(stored_part) for file, stored_part in places]
 
     def _ranges(self, parts: Sequence[Part]) -> list[tuple[RemoteFile, list[tuple[int, int]]]]:
         """Return the ranges of parts, with all tensors of quantized parts, in the remote files."""
-        ranges_of: dict[RemoteFile, list[tuple[int, int]]] = {}
-        in_boxes: dict[BoxedFile, list[Part]] = {}
-        for part in parts if self._transfers is not None else ():
+        if self._transfers is None:
+            return []
+        ranges_by_source: dict[RemoteFile, list[tuple[int, int]]] = {}
+        parts_by_boxes: dict[BoxedFile, list[Part]] = {}
+        for part in parts:
             for piece in self._pieces(part).values():
-                file, stored_part = self._lying(piece)
+                file, stored_part = self._stored_place(piece)
                 if isinstance(file, BoxedFile):
-                    in_boxes.setdefault(file, []).append(stored_part)
+                    parts_by_boxes.setdefault(file, []).append(stored_part)
                 elif isinstance(file.source, RemoteFile):
-                    ranges_of.setdefault(file.source, []).extend(file.byte_ranges(stored_part))
-        for boxes, own_parts in in_boxes.items():
-            for source, ranges in boxes.places(own_parts):
+                    ranges = ranges_by_source.setdefault(file.source, [])
+                    ranges += file.byte_ranges(stored_part)
+        for boxes, boxed_parts in parts_by_boxes.items():
+            for source, ranges in boxes.places(boxed_parts):
                 if isinstance(source, RemoteFile):
-                    ranges_of.setdefault(source, []).extend(ranges)
-        return list(ranges_of.items())
+                    ranges_by_source.setdefault(source, []).extend(ranges)
+        return list(ranges_by_source.items())
 
 
 def read_folder(folder: Folder, weights: WeightFiles | None = None) -> StoredCheckpoint:
     """Open the checkpoint in a folder, or in some of its files; only headers are read.
 
-    Raises `CheckpointError` if weights are missing, or cannot be scored.
+    Raises
+    ------
+    CheckpointError
+        Weights are missing, or cannot be scored.
     """
     chosen = weights or choose_weights(folder)
     layout = chosen.format
@@ -704,10 +782,12 @@ def _step(about: Mapping[str, Any]) -> int | None:
 def open_local(path: Path) -> Checkpoint:
     """Open the checkpoint in a folder or a file.
 
-    A file that is replaced while others are opened is an error: headers of one checkpoint, and of
-    another that a trainer saves over it, would be mixed.
-
-    Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
+    Raises
+    ------
+    CheckpointError
+        There are no weights, or weights of a kind that cannot be scored; or a file was replaced
+        while others were opened, as by a trainer that saves its next step. Headers of both steps
+        would be mixed.
     """
     name, opened = redacted(str(path)), list[LocalFile]()
     with errors_about(name):
@@ -721,9 +801,11 @@ def open_local(path: Path) -> Checkpoint:
                 file.require_in_place()
             step = step_in(folder.resolve().name)  # also where it is called "."
         except OSError as error:
-            raise CheckpointError(f"cannot be opened ({error.strerror})") from None
+            raise CheckpointError(
+                f"cannot be opened ({error.strerror}); check the path and its permissions"
+            ) from None
         except ValueError:  # a zero byte or a lone surrogate in the name
-            raise CheckpointError("no such file or folder") from None
+            raise CheckpointError("no such file or folder; check the path") from None
     checkpoint.name = name
     checkpoint.step = checkpoint.step if step is None else step
     return checkpoint
@@ -738,7 +820,7 @@ def table_advice(path: Path) -> str:
 def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
     """Open the checkpoint in one file, with the configuration next to it; see `local_folder`."""
     if not path.exists():
-        raise CheckpointError(f"no such file or folder{beside(path)}")
+        raise CheckpointError(f"no such file or folder{beside(path) or '; check the path'}")
     if reason := unread_format(path.name):
         raise CheckpointError(reason)
     layout = format_of(path.name)
@@ -751,7 +833,8 @@ def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
     parts = layout.files(folder.names or ()) if layout and layout.split_axis else ()
     if len(parts) > 1:
         raise CheckpointError(
-            f"one of {len(parts)} files that each hold some rows of every tensor; scan their folder"
+            f"one of {len(parts)} files that each hold some rows of every tensor; expected all of "
+            "them; scan their folder"
         )
     return read_folder(folder, WeightFiles(parts_of(path.name, folder.names or ()), format=layout))
 

@@ -78,9 +78,25 @@ def open_hub(
 ) -> Checkpoint:
     """Open a repository's weights; only headers are fetched before something is read.
 
-    An adapter is opened on its base model, unless ``adapters`` is false: it might name itself.
-    Raises `HubError` for no such repository or revision, no permission, or no network and nothing
-    in the cache, and `CheckpointError` for no weights that can be scored.
+    Parameters
+    ----------
+    repository, revision, subfolder
+        The repository, its revision, and the folder with the weights.
+    adapters
+        Whether an adapter is opened on its base model. A base model is opened without: it might be
+        an adapter that names itself.
+    base
+        Base model of an adapter, in place of the one that the adapter names.
+    **settings
+        Login and cache; see `HubAccess`.
+
+    Raises
+    ------
+    HubError
+        There is no such repository or revision, no permission, or no network and nothing in the
+        cache.
+    CheckpointError
+        The repository has no weights that can be scored.
     """
     request = HubRequest(
         repository=repository,
@@ -277,13 +293,19 @@ def _open_offline(request: HubRequest, reason: str) -> Checkpoint:
         raise incomplete
     where = f" at revision {redacted(request.revision)!r}" if request.revision else ""
     similar = beside(Path(request.repository))
-    raise HubError(f"is not a local path, not in the cache{where}, and {reason}{similar}")
+    raise HubError(
+        f"is not a local path, not in the cache{where}, and {reason}"
+        f"{similar or '; check the name, or download it first'}"
+    )
 
 
 def _open_download(request: HubRequest) -> Checkpoint | None:
     """Open a revision in the cache of the Hub's client; None if the cache lacks the revision.
 
-    Raises `CheckpointError` if the revision was downloaded without weights.
+    Raises
+    ------
+    CheckpointError
+        The revision was downloaded without weights.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

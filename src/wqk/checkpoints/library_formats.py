@@ -10,16 +10,29 @@ from typing import NamedTuple
 class Format(NamedTuple):
     """Files of one library.
 
-    ``split_axis`` gives the axis along which a tensor of some name and shape, in a model of some
-    width, is split over tensor-parallel files; None if every file has all of it.
+    Attributes
+    ----------
+    name
+        Noun phrase for messages.
+    weights
+        Pattern of the names of the weights, within the folder.
+    config
+        Names of the configuration, of which the first that exists is read. ``{}`` stands for the
+        first group of the pattern: each file of weights has a configuration of its own.
+    section
+        Key of the configuration that holds that of the model; empty if it is not nested.
+    model_type
+        Model type of the families; empty if the configuration sets it.
+    split_axis
+        Function from the name and shape of a tensor, and the width of the model, to the axis along
+        which it is split over tensor-parallel files; None if every file has all of it.
     """
 
-    name: str  # for messages
-    weights: str  # pattern of the names of its weights, within the folder
-    # The first that exists is its configuration; ``{}`` is the first group of the pattern.
+    name: str
+    weights: str
     config: tuple[str, ...] = ("config.json",)
-    section: str = ""  # key of the configuration that holds the model's own, where it is nested
-    model_type: str = ""  # what families call its models; empty where the configuration says it
+    section: str = ""
+    model_type: str = ""
     split_axis: Callable[..., int | None] | None = None
 
     def configurations(self, weights: str) -> tuple[str, ...]:
@@ -29,12 +42,16 @@ class Format(NamedTuple):
         return tuple(name.format(group) for name in self.config)
 
     def files(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Its weights among these names, sorted."""
+        """Return the weights of the format among these names, sorted."""
         return tuple(sorted(name for name in names if re.fullmatch(self.weights, name)))
 
 
 def _llama_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
-    """Output projections by columns, all others by rows; embeddings either way."""
+    """Return the axis along which LLaMA's tensors are split; None for vectors.
+
+    Output projections are split by columns, other matrices by rows; embeddings by the axis that is
+    not as wide as the model.
+    """
     if len(shape) != 2:
         return None
     if name.startswith("tok_embeddings."):

@@ -60,8 +60,11 @@ def adapted_modules(model: Any) -> dict[str, Any]:
 
 def require_plain_lora(module: Any, name: str) -> None:
     """Raise `CheckpointError` if the adapters of a module do more than to add a product."""
-    more = ("use_dora", "lora_bias", "lora_variant")
-    if not hasattr(module, "lora_A") or any(any(getattr(module, m, {}).values()) for m in more):
+    has_factors = hasattr(module, "lora_A")
+    # Each of these attributes has a value for every adapter of the module.
+    variants = [getattr(module, name, {}) for name in ("use_dora", "lora_bias", "lora_variant")]
+    has_variant = any(any(by_adapter.values()) for by_adapter in variants)
+    if not has_factors or has_variant:
         raise CheckpointError(
             f"{name}: of the adapters of models in memory, plain LoRA ones are read, got another "
             f"kind ({type(module).__module__}); merge it, and scan the checkpoint"
@@ -106,7 +109,15 @@ _TYPE_NAMES = {
 class StateDict(Checkpoint):
     """Named tensors in memory, on any device; they are not changed.
 
-    ``adapted`` are the modules that add something to weights, by the weights' plain names.
+    Parameters
+    ----------
+    tensors
+        The tensors by name.
+    config, name
+        As the attributes of `Checkpoint`.
+    adapted
+        Modules that add something to weights, by the weights' plain names. None for a mapping,
+        whose adapters are unknown, so that names are left as they are.
     """
 
     def __init__(
@@ -160,7 +171,10 @@ class StateDict(Checkpoint):
         info, array = self.info(part.name), self._array(part.name)
         _require_values(array, part.name)
         if info.dtype not in PLAIN:
-            raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
+            raise CheckpointError(
+                f"{part.name}: holds {info.dtype}, not floating-point weights; expected one of "
+                f"{', '.join(PLAIN)}; dequantize the model, or scan its checkpoint"
+            )
         if part.name in self.adapted:
             array = with_adapter(array, self.adapted[part.name], part.name)
         if part.rows is None:
@@ -200,7 +214,9 @@ class LiveCheckpoint(StateDict):
     def __init__(self, model: Any, read: Read = Read.HOST, *, keep: bool = True) -> None:
         kind = type(model).__name__
         if not hasattr(model, "named_modules"):
-            raise CheckpointError(f"expected an nn.Module, got {kind}")
+            raise CheckpointError(
+                f"no model in memory; expected an nn.Module, got {kind}; pass the model itself"
+            )
         self._computed = computed_weights(model)
         tensors = self._state(model)
         known = {plain_name(name): _info(t) for name, t in tensors.items() if hasattr(t, "dtype")}
@@ -244,19 +260,22 @@ class LiveCheckpoint(StateDict):
 
         tensor, kind = self.current(name), self.info(name).dtype
         outside = not torch.is_inference_mode_enabled()
-        repeats = any(
-            n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        axes = zip(tensor.shape, tensor.stride(), strict=True)
+        is_expanded = any(length > 1 and stride == 0 for length, stride in axes)
         self.require_stored([name])
-        why = {
+        is_obstacle = {
             "is made of other weights when the model is saved": name not in self._owners,
             "is on the meta device": tensor.is_meta,
             f"holds {kind}": kind not in PLAIN,
             "was made in inference mode": tensor.is_inference() and outside,
-            "is expanded: its rows or columns are one in memory": repeats,
+            "is expanded: its rows or columns are one in memory": is_expanded,
         }
-        if obstacle := next((reason for reason, holds in why.items() if holds), None):
-            raise CheckpointError(f"{self.name}: {name} {obstacle}, so that nothing can be written")
+        obstacle = next((reason for reason, holds in is_obstacle.items() if holds), None)
+        if obstacle is not None:
+            raise CheckpointError(
+                f"{self.name}: {name} {obstacle}, so that nothing can be written; expected a plain "
+                "parameter with values of its own"
+            )
         return tensor
 
     def require_stored(self, names: Iterable[str]) -> None:
@@ -312,8 +331,8 @@ def open_live(model: Any) -> StateDict:
     inner = [key for key, value in nested.items() if StateDict(value, {}, "").tensors()]
     if inner and not held.tensors():
         raise CheckpointError(
-            f"expected a state dict, arrays by name, got a dictionary that has them under "
-            f"{inner[0]!r}; pass that entry, or the file's path"
+            "no tensors under their names; expected a state dict, arrays by name, got a dictionary "
+            f"that has them under {inner[0]!r}; pass that entry, or the file's path"
         )
     return held
 
@@ -329,7 +348,7 @@ def _configuration(model: Any) -> Mapping[str, Any]:
         held = [child for child in model.children() if hasattr(child, "config")]
         config = held[0].config if len(held) == 1 else None
     if config is None:
-        return _told_by_modules(model) or _counted(model)
+        return _of_known_library(model) or _counted(model)
     plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     if hasattr(config, "to_dict"):
         plain = config.to_dict()
@@ -350,7 +369,8 @@ def _configuration(model: Any) -> Mapping[str, Any]:
 def _counted(model: Any) -> dict[str, Any]:
     """Return the number of heads that modules count themselves, as `nn.MultiheadAttention` does.
 
-    Where stages have numbers of their own, as Swin's, those by the first number in their names.
+    If stages have different numbers, as in Swin, these are a list by the first number in the names
+    of the modules. If modules of a stage differ, the number is unknown, and left out.
     """
     named = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
     counts_by_stage: dict[str, set[int]] = {}
@@ -369,39 +389,55 @@ def _counted(model: Any) -> dict[str, Any]:
     return {}
 
 
-def _told_by_modules(model: Any) -> dict[str, Any]:
-    """Return a configuration of a timm or OpenCLIP model, read from its modules."""
-    library, name = type(model).__module__.partition(".")[0], type(model).__name__
-    if (library, name) == ("timm", "VisionTransformer"):
-        layers = list(model.blocks)
-        attention: Any = getattr(layers[0], "attn", None)
-        norm: Any = getattr(layers[0], "norm1", None)
-        # Norms of queries and keys, and attention of another kind, are not in the family.
-        plain = type(attention).__name__ == "Attention" and hasattr(norm, "eps")
-        if plain and not list(attention.q_norm.parameters()):
-            numbers = {"depth": len(layers), "num_heads": attention.num_heads}
-            return {"model_type": "timm", **numbers, "layer_norm_epsilon": norm.eps}
+def _of_known_library(model: Any) -> dict[str, Any]:
+    """Return the configuration of a timm or OpenCLIP model, read from its modules; else empty."""
+    library, class_name = type(model).__module__.partition(".")[0], type(model).__name__
+    if (library, class_name) == ("timm", "VisionTransformer"):
+        return _timm_configuration(model)
     if library == "open_clip" and hasattr(model, "visual"):
-        text = model if hasattr(model, "transformer") else getattr(model, "text", None)
-        towers = {"vision_cfg": model.visual, "text_cfg": text}
-        stacks: dict[str, Any] = {
-            key: getattr(tower, "transformer", None) for key, tower in towers.items()
-        }
-        if all(hasattr(stack, "resblocks") for stack in stacks.values()):
-            numbers = {
-                key: {"layers": len(s.resblocks), "heads": s.resblocks[0].attn.num_heads}
-                for key, s in stacks.items()
-            }
-            numbers["text_cfg"]["no_causal_mask"] = getattr(text, "attn_mask", None) is None
-            return {"model_type": "open_clip", **numbers}
+        return _open_clip_configuration(model)
     return {}
 
 
-def _norms_queries(model: Any) -> bool:
-    """Return whether the code of modules with queries norms them, as far as it can be read.
+def _timm_configuration(model: Any) -> dict[str, Any]:
+    """Return the configuration of a vision transformer of timm; empty for other attention.
 
-    Speed runs have no switch for it. All of them do since their first months, so that it is taken
-    for true where there is no code to read.
+    Norms of queries and keys, and attention of another kind, are not in the family.
+    """
+    layers = list(model.blocks)
+    attention: Any = getattr(layers[0], "attn", None)
+    norm: Any = getattr(layers[0], "norm1", None)
+    is_plain = type(attention).__name__ == "Attention" and hasattr(norm, "eps")
+    if not is_plain or list(attention.q_norm.parameters()):
+        return {}
+    return {
+        "model_type": "timm",
+        "depth": len(layers),
+        "num_heads": attention.num_heads,
+        "layer_norm_epsilon": norm.eps,
+    }
+
+
+def _open_clip_configuration(model: Any) -> dict[str, Any]:
+    """Return the configuration of a model of OpenCLIP; empty if a tower is of another kind."""
+    text = model if hasattr(model, "transformer") else getattr(model, "text", None)
+    towers = {"vision_cfg": model.visual, "text_cfg": text}
+    config: dict[str, Any] = {"model_type": "open_clip"}
+    for key, tower in towers.items():
+        stack: Any = getattr(tower, "transformer", None)
+        if not hasattr(stack, "resblocks"):
+            return {}
+        heads = stack.resblocks[0].attn.num_heads
+        config[key] = {"layers": len(stack.resblocks), "heads": heads}
+    config["text_cfg"]["no_causal_mask"] = getattr(text, "attn_mask", None) is None
+    return config
+
+
+def _norms_queries(model: Any) -> bool:
+    """Return whether the code of modules with queries normalizes queries.
+
+    Speed runs have no switch for this norm. Nearly all have the norm: without code to read, the
+    norm is assumed.
     """
     try:
         code = [
@@ -413,16 +449,18 @@ def _norms_queries(model: Any) -> bool:
 
 
 def _require_values(array: Any, name: str) -> None:
+    """Raise `CheckpointError` for a tensor whose values are not in this process."""
     is_meta = getattr(array, "is_meta", False)
     if is_meta or hasattr(array, "full_tensor"):
         where = "on the meta device" if is_meta else "sharded over processes"
         raise CheckpointError(
-            f"{name} is {where}, so its values are not available; pass the model with its weights, "
-            "before it is sharded"
+            f"{name}: is {where}, so its values are not available; pass the model with its "
+            "weights, before it is sharded"
         )
 
 
 def _info(value: Any) -> TensorInfo:
+    """Return type, shape and size of an array of any library."""
     name = str(value.dtype).removeprefix("torch.")
     itemsize = int(getattr(value, "itemsize", 0) or value.dtype.itemsize)
     shape = tuple(int(n) for n in value.shape)
@@ -431,8 +469,10 @@ def _info(value: Any) -> TensorInfo:
 
 def _on_host(value: Any) -> np.ndarray:
     """Return a NumPy array in float32, or in float64 if the tensor is."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value.numpy() if str(value.dtype) == "torch.float64" else value.float().numpy()
+    if hasattr(value, "detach"):  # PyTorch
+        tensor = value.detach().cpu()
+        if str(tensor.dtype) != "torch.float64":
+            tensor = tensor.float()  # also from bfloat16, which NumPy lacks
+        value = tensor.numpy()
     array = np.asarray(value)
     return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)

@@ -165,8 +165,10 @@ def _hashable(key: Any) -> Any:
     raise pickle.UnpicklingError("a dictionary has a key that is neither text nor a number")
 
 
-# Plain values nested deeper than this, longer lists, or more values in all, describe no model.
-DEEPEST, LONGEST, MOST = 5, 10_000, 2_000_000
+# Plain values nested deeper, longer lists, or more values in all than these describe no model.
+DEEPEST = 5
+LONGEST = 10_000
+MOST = 2_000_000
 # Entries of a tuple, written out: what a key may be is hashed.
 LARGEST_TUPLE = 100_000
 
@@ -241,7 +243,7 @@ INERT = (
 
 
 class Storage(NamedTuple):
-    """A run of values that tensors share: its type, the key of its bytes, and how many it holds."""
+    """A run of values that tensors share: its type, the key of its bytes, and number of values."""
 
     dtype: str
     key: str
@@ -249,19 +251,33 @@ class Storage(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """Number of bytes of the values."""
         return self.size * ITEM_BITS[self.dtype] // 8
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as an archive describes it."""
+    """A tensor as an archive describes it.
+
+    Attributes
+    ----------
+    dtype, shape
+        Type and shape, as in `TensorInfo`.
+    stride
+        Values of the storage from one entry to the next, for each axis.
+    offset
+        Number of the first value in the storage.
+    storage
+        The storage; None if the tensor has no values that can be read.
+    problem
+        Noun phrase on a tensor without a storage: ``a sparse tensor``.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...] = ()
     offset: int = 0
     storage: Storage | None = None
-    problem: str = ""  # why its values cannot be read
+    problem: str = ""
 
     @property
     def extent(self) -> int:
@@ -271,27 +287,39 @@ class StoredTensor(NamedTuple):
     @property
     def is_row_major(self) -> bool:
         """Return whether the tensor's values lie row after row without gaps."""
-        step = 1
-        for n, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if n != 1 and stride != step:
-                return math.prod(self.shape) == 0
-            step *= n
+        if math.prod(self.shape) == 0:
+            return True
+        expected_stride = 1
+        for length, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if length != 1 and stride != expected_stride:
+                return False
+            expected_stride *= length
         return True
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Return the half-open ranges of bytes of the storage that a part needs."""
+        """Return the half-open ranges of bytes of the storage that a part needs.
+
+        Of a tensor that is not stored row by row, everything from the first value to the last is
+        needed.
+        """
         ranges = part.row_ranges(self.shape)
-        row = math.prod(self.shape[1:])
+        values_of_row = math.prod(self.shape[1:])
         if not self.is_row_major:
-            ranges, row = ((0, self.extent),), 1
-        item = ITEM_BITS[self.dtype] // 8
-        return [((self.offset + a * row) * item, (self.offset + b * row) * item) for a, b in ranges]
+            ranges, values_of_row = ((0, self.extent),), 1
+        item_bytes = ITEM_BITS[self.dtype] // 8
+        byte_ranges = []
+        for first, last in ranges:
+            start = self.offset + first * values_of_row
+            stop = self.offset + last * values_of_row
+            byte_ranges.append((start * item_bytes, stop * item_bytes))
+        return byte_ranges
 
 
 def plain(value: Any) -> Any:
-    """Plain values only: of a dictionary the entries under text, of an object its attributes.
+    """Return plain values only; other values are None.
 
-    A value that occurs in several places counts in each: lists that name each other are endless.
+    Of a dictionary, entries under text are kept, of an object its attributes. A value that occurs
+    in several places counts in each: lists that name each other are endless.
 
     Examples
     --------
@@ -301,10 +329,22 @@ def plain(value: Any) -> Any:
     return _plain(value, 0, itertools.count())
 
 
-def _plain(value: Any, depth: int, taken: Iterator[int]) -> Any:
-    """Make one value plain; `taken` counts the values so far, over the whole document."""
-    if next(taken) >= MOST:
-        raise CheckpointError(f"holds more than {MOST:,} plain values beside its weights")
+def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
+    """Return one value, made plain.
+
+    Parameters
+    ----------
+    value
+        The value.
+    depth
+        Number of containers around it.
+    counter
+        Counts the values so far, over the whole document.
+    """
+    if next(counter) >= MOST:
+        raise CheckpointError(
+            f"holds more than {MOST:,} plain values beside its weights; save the weights alone"
+        )
     if isinstance(value, Record):
         value = value.state if isinstance(value.state, dict) else None
     if isinstance(value, bool | int | float | str):
@@ -312,9 +352,9 @@ def _plain(value: Any, depth: int, taken: Iterator[int]) -> Any:
     if depth > DEEPEST or isinstance(value, StoredTensor | Storage):
         return None
     if isinstance(value, dict):
-        return {k: _plain(v, depth + 1, taken) for k, v in value.items() if isinstance(k, str)}
+        return {k: _plain(v, depth + 1, counter) for k, v in value.items() if isinstance(k, str)}
     if isinstance(value, list | tuple):
-        return [_plain(element, depth + 1, taken) for element in value[:LONGEST]]
+        return [_plain(element, depth + 1, counter) for element in value[:LONGEST]]
     return None
 
 
@@ -324,6 +364,7 @@ def load(file: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
 
 
 def _tensor(storage: Storage, offset: int, shape: Any, stride: Any, *_: Any) -> StoredTensor:
+    """Return the tensor that ``torch._utils._rebuild_tensor`` would make, of the storage's type."""
     return _typed_tensor(storage, offset, shape, stride, dtype=storage.dtype)
 
 
@@ -337,6 +378,7 @@ def _typed_tensor(
     dtype: str = "",
     *_: Any,
 ) -> StoredTensor:
+    """Return the tensor that ``torch._utils._rebuild_tensor_v3`` would make."""
     shape, stride = tuple(shape), tuple(stride)
     check_sizes("a tensor", shape, (offset, *stride))
     if len(shape) != len(stride):
@@ -346,16 +388,30 @@ def _typed_tensor(
     return StoredTensor(dtype, shape, stride, offset, Storage(dtype, storage.key, size))
 
 
-def _without_values(problem: str, shape: int, dtype: int | None) -> Callable[..., StoredTensor]:
-    """Return a reader of tensors without values, whose shape and type are these arguments."""
+def _without_values(
+    problem: str, shape_index: int, dtype_index: int | None
+) -> Callable[..., StoredTensor]:
+    """Return a reader of tensors without values.
+
+    Parameters
+    ----------
+    problem
+        Noun phrase on such tensors.
+    shape_index, dtype_index
+        Numbers of the arguments that are shape and type; None if no argument is the type. Another
+        value in their place counts as an empty shape, and as float32.
+    """
 
     def read(*arguments: Any) -> StoredTensor:
-        value = arguments[shape] if shape < len(arguments) else ()
-        numbers = value if isinstance(value, tuple) else ()
-        kind = arguments[dtype] if dtype is not None and dtype < len(arguments) else "F32"
-        good = all(type(n) is int and 0 <= n < 2**31 for n in numbers)
+        shape = arguments[shape_index] if shape_index < len(arguments) else ()
+        is_shape = isinstance(shape, tuple) and all(
+            type(length) is int and 0 <= length < 2**31 for length in shape
+        )
+        dtype = "F32"
+        if dtype_index is not None and dtype_index < len(arguments):
+            dtype = arguments[dtype_index]
         return StoredTensor(
-            kind if kind in ITEM_BITS else "F32", tuple(numbers) if good else (), problem=problem
+            dtype if dtype in ITEM_BITS else "F32", shape if is_shape else (), problem=problem
         )
 
     return read
@@ -367,6 +423,7 @@ def _from_type(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
 
 
 def _first(value: Any, *_: Any) -> Any:
+    """Return the first argument: the tensor of a parameter."""
     return value
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.files import ITEM_BITS, is_text, refuse_pointer, widened
+from wqk.checkpoints.files import DOWNLOAD, ITEM_BITS, is_text, refuse_pointer, widened
 from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
 from wqk.errors import CheckpointError, WqkError, errors_about, first_line, shortened
 from wqk.storage.byte_source import Raw, bytes_at
@@ -41,10 +41,15 @@ NESTED_UNDER = (
 
 
 def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Return the named tensors, or those of a nested dictionary: of a usual name, or the only one.
+    """Return the named tensors of an archive, and the keys of further weights, passed over.
 
-    The second result has the keys of further weights, such as an average's, passed over. Raises
-    `CheckpointError` if there are none, or several without a usual name.
+    The tensors may lie in a nested dictionary: of a usual name, or the only one. Further weights
+    are, for example, those of a moving average.
+
+    Raises
+    ------
+    CheckpointError
+        No dictionary holds named tensors, or several hold some, none under a usual name.
     """
     passed_over: list[str] = []
     held: list[str] = []
@@ -66,20 +71,26 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
             continue
         named = {key: value for key, value in tensors.items() if isinstance(key, str)}
         if not all(map(is_text, named)):
-            raise CheckpointError("a tensor's name is not text")
+            raise CheckpointError(
+                "a tensor's name is not text; expected no lone halves of surrogate pairs; rename "
+                "it, and save the weights again"
+            )
         if named:
             return named, tuple(passed_over)
         break
-    several = f"; {' and '.join(held[:5])} may be; save one of them alone" if held else ""
-    raise CheckpointError(shortened(f"contains no state dict of named tensors{several}"))
+    remedy = "save the model's state_dict() alone"
+    if held:
+        remedy = f"{' and '.join(held[:5])} may be; save one of them alone"
+    raise CheckpointError(shortened(f"contains no state dict of named tensors; {remedy}"))
 
 
 def _has_tensors(content: Any, depth: int = 2) -> bool:
-    """Return whether there are tensors in a dictionary, or in one nested in it."""
-    return isinstance(content, dict) and (
-        any(isinstance(value, StoredTensor) for value in content.values())
-        or (depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER))
-    )
+    """Return whether a dictionary has tensors, at most ``depth`` dictionaries of usual names in."""
+    if not isinstance(content, dict):
+        return False
+    if any(isinstance(value, StoredTensor) for value in content.values()):
+        return True
+    return depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER)
 
 
 # The description of a hundred thousand tensors takes about 20 MB.
@@ -87,15 +98,32 @@ LARGEST_PICKLE = 2**25
 
 # Begins an archive from before PyTorch 1.6.
 MAGIC = 0x1950A86A20F9469CFC6C
+LEGACY_VERSION = 1001
 
 
 class TorchFile:
-    """One torch archive: its tensors' places, and their rows on request.
+    """One torch archive: the places of its tensors, and their rows on request.
 
-    ``about`` has the plain values that are stored with the weights, such as a configuration. Raises
-    `CheckpointError` for a file that is not a torch archive, is truncated, or holds anything but
-    weights and plain values. If ``bare``, the archive may also hold a single tensor, whose name is
-    "", or plain values alone.
+    Parameters
+    ----------
+    source
+        The bytes of the archive.
+    bare
+        Whether the archive may also hold a single tensor, whose name is "", or plain values alone.
+
+    Attributes
+    ----------
+    tensors
+        The tensors by name.
+    about
+        Plain values that are stored with the weights, such as a configuration.
+    passed_over
+        Keys of further weights that are not read.
+
+    Raises
+    ------
+    CheckpointError
+        The file is no torch archive, is truncated, or holds anything but weights and plain values.
     """
 
     def __init__(self, source: ByteSource, *, bare: bool = False) -> None:
@@ -109,7 +137,7 @@ class TorchFile:
             bytes_at(source, position, min(window, source.size - position))
         start = bytes_at(source, 0, min(8, source.size))
         if not start:
-            raise CheckpointError("not a readable torch archive (it is empty)")
+            raise CheckpointError(f"not a readable torch archive (it is empty); {DOWNLOAD}")
         refuse_pointer(start)
         try:
             content = self._read_zip() if start.startswith(b"PK") else self._read_legacy()
@@ -121,9 +149,11 @@ class TorchFile:
                 "so it was not loaded; if you trust it, convert it to safetensors"
             ) from None
         except (MemoryError, KeyError):  # a key is a byte that is no instruction of a pickle
-            raise CheckpointError("not a readable torch archive") from None
+            raise CheckpointError(f"not a readable torch archive; {DOWNLOAD}") from None
         except Exception as error:  # a damaged archive may fail in any way
-            raise CheckpointError(f"not a readable torch archive ({first_line(error)})") from None
+            raise CheckpointError(
+                f"not a readable torch archive ({first_line(error)}); {DOWNLOAD}"
+            ) from None
         self._stored: dict[str, StoredTensor] = {}
         self.passed_over: tuple[str, ...] = ()
         if bare and isinstance(content, StoredTensor):
@@ -137,10 +167,14 @@ class TorchFile:
         }
 
     def _read_zip(self) -> Any:
+        """Return the object in an archive since PyTorch 1.6, and note its members."""
         archive = zipfile.ZipFile(self._stream)
         roots = [n.removesuffix("data.pkl") for n in archive.namelist() if n.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise CheckpointError("a ZIP file, but not a torch archive")
+            raise CheckpointError(
+                "a ZIP file, but not a torch archive; expected one member data.pkl, got "
+                f"{len(roots)}; unpack it, or use the file that torch.save wrote"
+            )
         (root,) = roots
         for name in archive.namelist():
             if name.startswith(f"{root}code/") or name == f"{root}constants.pkl":
@@ -155,9 +189,14 @@ class TorchFile:
         return load(io.BytesIO(_member(archive, members["data.pkl"], LARGEST_PICKLE)))
 
     def _read_legacy(self) -> Any:
+        """Return the object in an older archive, and note the places of its storages.
+
+        Such a file is a sequence: pickles of a mark, a version and the system; the object; the keys
+        of the storages; then, for each storage, 8 bytes of its length and its values.
+        """
         self._stream.seek(0)
-        if load(self._stream) != MAGIC or load(self._stream) != 1001:
-            raise CheckpointError("not a readable torch archive")
+        if load(self._stream) != MAGIC or load(self._stream) != LEGACY_VERSION:
+            raise CheckpointError(f"not a readable torch archive; {DOWNLOAD}")
         _require_little_endian(load(self._stream).get("little_endian", True))
         storages: dict[str, Storage] = {}
         content = load(self._stream, storages)
@@ -167,14 +206,25 @@ class TorchFile:
             self._starts[key] = position + 8  # behind the number of values
             position += 8 + storages[key].nbytes
         if position != self.source.size:
-            raise CheckpointError(f"has {self.source.size} bytes instead of {position}: truncated")
+            raise CheckpointError(
+                f"has {self.source.size} bytes instead of {position}: truncated; {DOWNLOAD}"
+            )
         return content
 
     def first_value(self, name: str) -> int:
-        """Position of a tensor's first value; `CheckpointError` unless it is stored row by row."""
+        """Return the offset of a tensor's first value in the file.
+
+        Raises
+        ------
+        CheckpointError
+            The tensor is not stored row by row, or its values are missing.
+        """
         tensor, storage = self._checked(name)
         if not tensor.is_row_major:
-            raise CheckpointError("is not stored row by row")
+            raise CheckpointError(
+                "is not stored row by row; expected a contiguous tensor; save it again with "
+                ".contiguous()"
+            )
         return self._start(storage, name) + tensor.offset * ITEM_BITS[tensor.dtype] // 8
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
@@ -210,12 +260,14 @@ class TorchFile:
         """Return a tensor and its storage, after a check that the tensor's values exist."""
         tensor = self._stored[name]
         if tensor.storage is None:
-            raise CheckpointError(f"{name!r} is {tensor.problem}")
+            raise CheckpointError(
+                f"{name!r} is {tensor.problem}; expected a dense tensor with values; save it as one"
+            )
         values, size = math.prod(tensor.shape), tensor.storage.size
         if values and max(values, tensor.offset + tensor.extent) > size:
             raise CheckpointError(
                 f"{name!r} of shape {tensor.shape} claims more values than the {size} that are "
-                "stored"
+                f"stored; {DOWNLOAD}"
             )
         return tensor, tensor.storage
 
@@ -227,7 +279,7 @@ class TorchFile:
         """Return the member that holds a storage of the tensor of this name."""
         info = self._members.get(f"data/{storage.key}")
         if info is None or info.file_size < storage.nbytes or info.flag_bits & 1:
-            raise CheckpointError(f"the data of {name!r} is missing")
+            raise CheckpointError(f"the data of {name!r} is missing; {DOWNLOAD}")
         if info.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(
                 f"the data of {name!r} is compressed, which torch.save does not do; load it in "
@@ -243,14 +295,17 @@ class TorchFile:
             signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
             start = info.header_offset + 30 + name_length + extra_length
             if signature != b"PK\3\4" or start + storage.nbytes > self.source.size:
-                raise CheckpointError(f"the data of {name!r} is missing")
+                raise CheckpointError(f"the data of {name!r} is missing; {DOWNLOAD}")
             self._starts[storage.key] = start
         return self._starts[storage.key]
 
 
 def _require_little_endian(stored: bool) -> None:
     if not stored:
-        raise CheckpointError("stored in big-endian byte order, which is not supported")
+        raise CheckpointError(
+            "stored in big-endian byte order, which is not supported; expected little-endian; save "
+            "it on such a machine"
+        )
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:

@@ -46,7 +46,7 @@ def _find_column_groups(expected: np.ndarray, regrouping: Regrouping) -> _Column
     The groups are chosen on half of the rows, and compared with chance on the other half.
     """
     count = expected.shape[1]
-    actual = regrouping.has
+    actual = regrouping.group_of
     neighbors = np.arange(count) * regrouping.groups // count
 
     def squares(groups: np.ndarray) -> np.ndarray:
