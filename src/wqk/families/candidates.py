@@ -155,28 +155,47 @@ class Neighbors:
 
 def candidates(tensors: Tensors) -> list[Candidate]:
     """Return all candidates, in the order of the tensors."""
-    spellings: dict[str, list[str]] = {}
+    names_by_spelling: dict[str, list[str]] = {}
     for name, info in tensors.items():
         stem = name.removesuffix(".weight")
-        if len(info.shape) == 2 and (stem != name or name.endswith("_weight")):
-            spellings.setdefault(without_numbers(stem), []).append(name)
+        is_weight = stem != name or name.endswith("_weight")
+        if is_weight and len(info.shape) == 2:
+            names_by_spelling.setdefault(without_numbers(stem), []).append(name)
     all_candidates = []
-    for query, names in spellings.items():
-        layout, key = _layout_and_key(query)
-        if layout and key in spellings:
-            shape, key_shape = tensors[names[0]].shape, tensors[spellings[key][0]].shape
-            all_candidates.append(Candidate(query, key, shape, key_shape, layout, tuple(names)))
+    for query, names in names_by_spelling.items():
+        layout_and_key = _layout_and_key(query)
+        if layout_and_key is None:
+            continue
+        layout, key = layout_and_key
+        if key in names_by_spelling:
+            candidate = Candidate(
+                query=query,
+                key=key,
+                shape=tensors[names[0]].shape,
+                key_shape=tensors[names_by_spelling[key][0]].shape,
+                layout=layout,
+                tensors=tuple(names),
+            )
+            all_candidates.append(candidate)
     return all_candidates
 
 
-def _layout_and_key(query: str) -> tuple[str, str]:
-    """Return the layout of a weight by its name, and the name of the key; empty if it is none."""
+def _layout_and_key(query: str) -> tuple[str, str] | None:
+    """Return the layout of a weight by its name, and the name of its keys; None for other weights.
+
+    Examples
+    --------
+    >>> _layout_and_key("layers.{layer}.q_proj"), _layout_and_key("layers.{layer}.Wqkv")
+    (('separate', 'layers.{layer}.k_proj'), ('sectioned', 'layers.{layer}.Wqkv'))
+    """
     path, _, module = query.rpartition(".")
     for pattern, layout in FUSED.items():
         if re.fullmatch(pattern, module):
             return layout, query
     match = QUERY.fullmatch(module)
-    return ("separate", _sibling(path, match, KEY_OF)) if match else ("", "")
+    if match is None:
+        return None
+    return "separate", _sibling(path, match, KEY_OF)
 
 
 def _sibling(path: str, match: re.Match[str], roles: Mapping[str, str]) -> str:
@@ -186,14 +205,23 @@ def _sibling(path: str, match: re.Match[str], roles: Mapping[str, str]) -> str:
 
 
 def neighbors_of(candidate: Candidate, others: list[Candidate], tensors: Tensors) -> Neighbors:
-    """Sort the tensors in the candidate's module and in the modules within."""
-    path = candidate.path
-    rivals = [other for other in others if other.path == path]
+    """Sort the tensors in the candidate's module and in the modules within.
+
+    Parameters
+    ----------
+    candidate
+        The candidate.
+    others
+        All candidates; those of the same module share its tensors.
+    tensors
+        All tensors of the checkpoint.
+    """
+    rivals = [other for other in others if other.path == candidate.path]
     projections: set[str] = set()
     for rival in rivals:
         projections |= {rival.query.rpartition(".")[2], rival.key.rpartition(".")[2]}
     # The module of a whole layer also holds tensors that have nothing to do with attention.
-    is_layer = path.endswith("}")
+    is_layer = candidate.path.endswith("}")
     neighbors = Neighbors()
     for name, info in _within(candidate, tensors):
         module, _, parameter = name.rpartition(".")
@@ -201,24 +229,41 @@ def neighbors_of(candidate: Candidate, others: list[Candidate], tensors: Tensors
         if is_projection or name in projections or name in BIASES:
             continue
         name_words = words_of(module)
-        sides = name_words & {"q", "k"}
-        if len(sides) == 1 and name_words & NORM_WORDS and parameter in NORM_PARAMETERS:
-            normalized = name_words - sides - NORM_WORDS
-            if normalized == candidate.words and len(info.shape) == 1:
-                if sides == {"q"}:
-                    neighbors.query_norm = f"{path}.{module}"
-                else:
-                    neighbors.key_norm = f"{path}.{module}"
-                neighbors.has_bias |= parameter in ("bias", "beta")
-            elif all(normalized != rival.words for rival in rivals):
-                neighbors.unexplained.append(name)
+        is_of_one_side = len(name_words & {"q", "k"}) == 1
+        is_of_attention = not is_layer or bool(name_words & {"q", "k", "kv", "qkv"})
+        is_vector_or_matrix = len(info.shape) in (1, 2)
+        if is_of_one_side and name_words & NORM_WORDS and parameter in NORM_PARAMETERS:
+            _sort_norm(neighbors, candidate, rivals, name, info)
         elif RECURRENT.fullmatch(name):
             neighbors.recurrent.append(name)
-        elif _is_harmless(name, name_words) or len(info.shape) > 2 or not info.shape:
-            continue
-        elif not is_layer or name_words & {"q", "k", "kv", "qkv"}:
+        elif is_vector_or_matrix and is_of_attention and not _is_harmless(name, name_words):
             neighbors.unexplained.append(name)
     return neighbors
+
+
+def _sort_norm(
+    neighbors: Neighbors,
+    candidate: Candidate,
+    rivals: list[Candidate],
+    name: str,
+    info: TensorInfo,
+) -> None:
+    """Note a parameter of a norm of queries or of keys: the candidate's, a rival's, or no one's.
+
+    ``name`` is the parameter's name in the candidate's module, such as ``q_norm.weight``.
+    """
+    module, _, parameter = name.rpartition(".")
+    name_words = words_of(module)
+    normalized = name_words - {"q", "k"} - NORM_WORDS
+    if normalized == candidate.words and len(info.shape) == 1:
+        full_name = f"{candidate.path}.{module}"
+        if "q" in name_words:
+            neighbors.query_norm = full_name
+        else:
+            neighbors.key_norm = full_name
+        neighbors.has_bias |= parameter in ("bias", "beta")
+    elif all(normalized != rival.words for rival in rivals):
+        neighbors.unexplained.append(name)
 
 
 def _within(candidate: Candidate, tensors: Tensors) -> Iterator[tuple[str, TensorInfo]]:
@@ -227,20 +272,21 @@ def _within(candidate: Candidate, tensors: Tensors) -> Iterator[tuple[str, Tenso
     A module of the same name in another layer may be something else, such as a recurrence.
     """
     modules = {name.removesuffix(".weight").rpartition(".")[0] for name in candidate.tensors}
-    names: set[str] = set()
+    yielded: set[str] = set()
     for full_name, info in tensors.items():
         name = without_numbers(full_name).removeprefix(f"{candidate.path}.")
         parts = full_name.split(".")
-        is_inside = any(".".join(parts[:count]) in modules for count in range(1, len(parts)))
-        if is_inside and name not in names:
-            names.add(name)
+        # All modules around the tensor, the outermost first.
+        enclosing = (".".join(parts[:count]) for count in range(1, len(parts)))
+        if name not in yielded and any(module in modules for module in enclosing):
+            yielded.add(name)
             yield name, info
 
 
 def _is_harmless(name: str, name_words: set[str]) -> bool:
-    """Return whether a tensor does not affect scores, by its name_words.
+    """Return whether a tensor does not affect scores, by its name and the words of its module.
 
-    ``proj`` and ``dense`` alone are outputs.
+    ``proj`` and ``dense`` alone, whose words are empty, are outputs.
     """
     if QUANTIZED.search(name):
         return True
@@ -278,10 +324,10 @@ def recurrent_layers(tensors: Tensors) -> dict[str, list[int]]:
         if match is None:
             continue
         layer, module = int(match[1]), match[2]
-        kind = next((k for pattern, k in RECURRENCES.items() if re.search(pattern, module)), None)
-        if kind is None:
-            continue
-        numbers = layers.setdefault(f"{kind} ({module})", [])
-        if layer not in numbers:
-            numbers.append(layer)
+        for pattern, description in RECURRENCES.items():
+            if re.search(pattern, module):
+                numbers = layers.setdefault(f"{description} ({module})", [])
+                if layer not in numbers:
+                    numbers.append(layer)
+                break
     return layers

@@ -94,6 +94,7 @@ class ModelComponent:
 
 
 def _any_starts_with(names: Sequence[str], words: tuple[str, ...]) -> bool:
+    """Return whether one of the names begins with one of the words."""
     return any(name.startswith(words) for name in names)
 
 
@@ -119,7 +120,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     names = [beside.name] if beside else []
     taken: set[str] = set()
     components = list(_components(checkpoint.config, checkpoint.config.get("model_type")))
-    for component in sorted(components, key=lambda one: _priority(one, tensors)):
+    for component in sorted(components, key=lambda component: _priority(component, tensors)):
         if component.family.refusal:
             raise UnknownFamily(f"{component.path}: {component.family.refusal}")
         for prefix in _own_prefixes(tensors, component, taken):
@@ -173,14 +174,14 @@ def _components(
             value, place = config, path
         if not isinstance(value, dict):
             continue
-        own_type = value.get("model_type") if value is not config else None
-        kinds = [kind for kind in (own_type, types.get(key)) if isinstance(kind, str)]
-        known = next((kind for kind in kinds if family_of_type(kind)), None)
-        family = family_of_type(known)
-        if known and family:
-            yield ModelComponent(place, value, family, known)
+        stored_type = value.get("model_type") if value is not config else None
+        possible_types = [t for t in (stored_type, types.get(key)) if isinstance(t, str)]
+        known_type = next(filter(family_of_type, possible_types), None)
+        family = family_of_type(known_type)
+        if known_type and family:
+            yield ModelComponent(place, value, family, known_type)
         if value is not config and (family is None or family.with_parts):
-            yield from _components(value, kinds[0] if kinds else None, place)
+            yield from _components(value, possible_types[0] if possible_types else None, place)
 
 
 def _own_prefixes(tensors: Tensors, component: ModelComponent, taken: set[str]) -> list[str]:
@@ -202,12 +203,13 @@ def _own_prefixes(tensors: Tensors, component: ModelComponent, taken: set[str]) 
     if len(ordered) > 1 and not are_named:
         raise CheckpointError(
             f"the tensors of {component.path} may be under {ordered[0]!r} or {ordered[1]!r}; "
-            "name one with a family file"
+            "expected one place; name it in a family file (family=FILE.toml)"
         )
     return ordered
 
 
 def _words_of(prefix: str) -> list[str]:
+    """Return the words of a prefix in lower case: its modules, and their parts."""
     return re.split(r"[._]", prefix.lower())
 
 
@@ -249,14 +251,19 @@ def _names_modality(prefix: str, component: ModelComponent, tensors: Tensors) ->
 
 def _has_width(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether a query weight under the prefix has the configured width."""
-    width = next((component.config[key] for key in WIDTHS if key in component.config), None)
+    width = _first_value(component.config, WIDTHS)
     return any(width in tensors[name].shape for name in component.queries(tensors, prefix))
 
 
 def _has_depth(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether there are as many query weights under the prefix as configured layers."""
-    depth = next((component.config[key] for key in DEPTHS if key in component.config), None)
+    depth = _first_value(component.config, DEPTHS)
     return len(component.queries(tensors, prefix)) == depth
+
+
+def _first_value(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """Return the value of the first of these keys that a configuration has; else None."""
+    return next((config[key] for key in keys if key in config), None)
 
 
 # What distinguishes prefixes, tried in this order while there are several.

@@ -72,32 +72,31 @@ class Config:
         whole_type = config.get("model_type")
         part_type = None if part is None else part.get("model_type")
         self.own_type = part_type or part_types(whole_type).get(nested, whole_type)
-        in_class = f"{whole_type}.{nested}"  # what the whole model's class does to its part
-        of_type = default_values(self.own_type) or default_values(model_type)
-        of_type = {**of_type, **default_values(in_class)}
-        self.ignored_keys = {*unread_keys(self.own_type), *unread_keys(in_class)}
-        chosen = _with_known_names(chosen, of_type.get("names", {}))
+        part_in_class = f"{whole_type}.{nested}"  # the part as the whole model's class fills it
+        type_defaults = {
+            **(default_values(self.own_type) or default_values(model_type)),
+            **default_values(part_in_class),
+        }
+        self.ignored_keys = {*unread_keys(self.own_type), *unread_keys(part_in_class)}
+        chosen = _with_known_names(chosen, type_defaults.get("names", {}))
         self._in_file = {}
         for key, value in (defaults or {}).items():
-            if key not in of_type:
+            if key not in type_defaults:
                 self._in_file[key] = value
         for key, value in chosen.items():
             if value is not None and key not in self.ignored_keys:
                 self._in_file[key] = value
-        self._defaults = {key: value for key, value in of_type.items() if key not in chosen}
+        self._defaults = {key: value for key, value in type_defaults.items() if key not in chosen}
         self._defaults["is_part"] = bool(nested)
         self._defaults.setdefault("model_type", self.own_type)
         self._nulls = {key for key, value in chosen.items() if value is None}
         rotary = chosen.get("rope_parameters")
         keys = {**rotary, **chosen} if isinstance(rotary, dict) else chosen
         self.unread = [key for key in keys if key in self.ignored_keys and key not in self._nulls]
-        # Settings that change attention, that no rule reads, and that are not as by default.
-        attention_switches = switches(self.own_type).get("attention", {})
-        self.switched = [
-            key
-            for key, default in attention_switches.items()
-            if chosen.get(key) not in (None, default)
-        ]
+        self.switched = []
+        for key, default in switches(self.own_type).get("attention", {}).items():
+            if chosen.get(key) not in (None, default):
+                self.switched.append(key)
 
     def get(self, *keys: str) -> Any:
         """Return the value of the first key that is not null; of keys of the file first.
@@ -145,9 +144,14 @@ class Config:
         return _nested(self._defaults, name) if value is None else value
 
     def _value(self, expression: str) -> Any:
+        """Return the value of an expression, by the file and by defaults."""
         return self._evaluated(expression, self._look_up)
 
     def _evaluated(self, expression: str, look_up: Callable[[str], Any]) -> Any:
+        """Return the value of an expression of keys that ``look_up`` finds; None if one is unset.
+
+        Conditions depend on the file and on defaults in any case.
+        """
         try:
             return evaluate(expression, look_up, self._look_up)
         except NotANumber as error:
@@ -210,9 +214,15 @@ class Config:
         return _required(keys, self.optional_length(keys))
 
     def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
-        """Return the error for a value that is not what these keys should hold."""
+        """Return the error for a value that is not what these keys should hold.
+
+        Examples
+        --------
+        >>> print(Config({}).wrong(["n_head"], "a positive whole number", "4"))
+        config.json: n_head must be a positive whole number, got '4'; correct it
+        """
         return CheckpointError(
-            f"config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}"
+            f"config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}; correct it"
         )
 
     @property
@@ -258,7 +268,7 @@ class Config:
         return widths if "head_dim" in whole else set()
 
     def _widths(self, key: str, value: Any) -> list[int]:
-        """Return the widths of heads that a key holds: one, or a list."""
+        """Return the widths of heads that a key holds: one, or a list of them."""
         widths = value if isinstance(value, list) else [value]
         smallest = 1 if key == "head_dim" else 0  # latent heads may have no positions
         if not all(type(width) is int and width >= smallest for width in widths):
@@ -307,32 +317,47 @@ class Config:
         0.041666666666666664
         """
         known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
+        result = 1.0
+        for factor in map(str, factors):
+            try:
+                result *= self._factor(factor, known)
+            except OverflowError:
+                raise CheckpointError(
+                    f"config.json: {factor} is too large; expected a finite number; correct it"
+                ) from None
+        if not 0 < result < math.inf:
+            raise CheckpointError(
+                f"config.json: the scale {' · '.join(map(str, factors))} is {result:g}; expected a "
+                "finite number above 0; correct its keys"
+            )
+        return result
+
+    def _factor(self, factor: str, known: Mapping[str, float]) -> float:
+        """Return the value of a factor of names in ``known``, keys and numbers.
+
+        Raises
+        ------
+        CheckpointError
+            The value is no positive number.
+        """
 
         def look_up(key: str) -> Any:
             return known[key] if key in known else self.optional_number((key,))
 
-        result = 1.0
-        for factor in map(str, factors):
-            try:
-                value = evaluate(factor, look_up, self._look_up)
-            except NotANumber as error:
-                raise CheckpointError(
-                    f"config.json: the scale {factor} needs {error.expected} for {error.key}, got "
-                    f"{shown(error.value)}"
-                ) from None
-            if not isinstance(value, int | float) or value <= 0:
-                keys = " or ".join(sorted(keys_in(factor) - known.keys())) or factor
-                raise CheckpointError(f"config.json: the scale needs a positive {keys}")
-            try:
-                result *= value
-            except OverflowError:
-                raise CheckpointError(f"config.json: {factor} is too large") from None
-        if not 0 < result < math.inf:
+        try:
+            value = evaluate(factor, look_up, self._look_up)
+        except NotANumber as error:
             raise CheckpointError(
-                f"the scale {' · '.join(map(str, factors))} is {result:g}; expected a finite "
-                "number above 0"
+                f"config.json: the scale {factor} needs {error.expected} for {error.key}, got "
+                f"{shown(error.value)}; correct it"
+            ) from None
+        if not isinstance(value, int | float) or value <= 0:
+            keys = " or ".join(sorted(keys_in(factor) - known.keys())) or factor
+            raise CheckpointError(
+                f"config.json: the scale needs a positive {keys}; expected {factor} above 0, got "
+                f"{shown(value)}; correct it"
             )
-        return result
+        return value
 
     def _terms(self) -> int:
         """Return the number of terms in DeBERTa's score: of content, and of positions."""
@@ -344,16 +369,13 @@ class Config:
         A list has the kinds of all layers; or they follow from the rule of the model type, as in
         `kind_of_layer`.
         """
-        kinds = self.get("layer_types", "attention_layers")
-        if kinds is None:
-            kinds = _expanded(self.get("attention_types")) or self._kinds_by_number()
-        known = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
-        if kinds is not None and not known:
-            raise self.wrong(["layer_types", "attention_layers"], "a list of names", kinds)
+        kinds = self._listed_kinds()
         rule = self.default("kinds") or {}
         layers = self.optional_whole(("num_hidden_layers",)) if rule else None
-        forced = bool(rule.get("forced")) and layers is not None and layer == layers - 1
-        if kinds is not None and layer < len(kinds) and not forced:
+        # The rule of some types sets the kind of the last layer, whatever the list has there.
+        is_last = layers is not None and layer == layers - 1
+        is_forced = bool(rule.get("forced")) and is_last
+        if kinds is not None and layer < len(kinds) and not is_forced:
             return as_text(kinds[layer])
         if not rule:
             return None
@@ -365,6 +387,17 @@ class Config:
             period=self.optional_whole((every,)) if every else None,
             after=self.get(after) if after else None,
         )
+
+    def _listed_kinds(self) -> list[str] | None:
+        """Return the kinds of layers that the configuration lists; None if it has no list."""
+        kinds = self.get("layer_types", "attention_layers")
+        if kinds is None:
+            kinds = _expanded(self.get("attention_types")) or self._kinds_by_number()
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+            raise self.wrong(["layer_types", "attention_layers"], "a list of names", kinds)
+        return kinds
 
     def _kinds_by_number(self) -> list[Any] | None:
         """Return the kinds of all layers, where a list has a number for each kind."""
@@ -386,18 +419,19 @@ class Config:
         >>> config.stage(["depths"], [3]), config.stage(["depths"], [1, 0])
         ((2, 1), (1, 0))
         """
-        first, *block = index or (0,)
+        number, *within = index or (0,)
         listed = self.get(*depths)
         if not isinstance(listed, list):
-            return first, first
-        if not block:
+            return number, number
+        if within:
+            stage, block = number, within[0]
+        else:
             counts = [self.whole(depths, stage) for stage in range(len(listed))]
             ends = [*accumulate(counts)]
-            stage = sum(first >= end for end in ends[:-1])
-            start = ends[stage - 1] if stage else 0
-            first, block = stage, [first - start]
-        is_first_block = block[0] == 0 and first > 0
-        return first, first - 1 if is_first_block else first
+            stage = sum(number >= end for end in ends[:-1])
+            block = number - (ends[stage - 1] if stage else 0)
+        has_window_of_stage_before = block == 0 and stage > 0
+        return stage, stage - 1 if has_window_of_stage_before else stage
 
     def sets_to_null(self, keys: Sequence[str]) -> bool:
         """Return whether the file itself sets one of these keys to null."""
@@ -445,13 +479,19 @@ def kind_of_layer(
     if period is None or len(repeat) < 2:
         return str(repeat[layer % len(repeat)])
     # One layer of each period is like no other: its first or its last.
-    place, odd = (0, 0) if repeat[0] != repeat[1] and repeat[0] != repeat[-1] else (period - 1, -1)
-    return str(repeat[odd] if layer % period == place else repeat[0 if odd else 1])
+    is_first_special = repeat[0] != repeat[1] and repeat[0] != repeat[-1]
+    if is_first_special:
+        return str(repeat[0] if layer % period == 0 else repeat[1])
+    return str(repeat[-1] if layer % period == period - 1 else repeat[0])
 
 
 def _required(keys: Sequence[str], value: int | None) -> int:
+    """Return a value that must be set; `CheckpointError` for None."""
     if value is None:
-        raise CheckpointError(f"config.json lacks {' or '.join(keys).replace(' | ', ' or ')}")
+        alternatives = " or ".join(keys).replace(" | ", " or ")
+        raise CheckpointError(
+            f"config.json lacks {alternatives}; expected a positive whole number; add it"
+        )
     return value
 
 
@@ -493,5 +533,6 @@ def _with_known_names(config: Mapping[str, Any], names: Mapping[str, str]) -> di
     renamed = {}
     for key, value in config.items():
         name = names.get(key, key)
-        renamed[key if names.get(key) in config else name] = value
+        has_both_names = name != key and name in config
+        renamed[key if has_both_names else name] = value
     return renamed

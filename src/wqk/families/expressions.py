@@ -79,7 +79,9 @@ def parse(text: str) -> ast.expr:
     if PLAIN_KEY.fullmatch(text):  # also keys that are words of Python, such as `lambda`
         return ast.Name(text)
     if len(text) > LONGEST:
-        raise ValueError(f"{text[:40]!r}… is longer than {LONGEST} characters")
+        raise ValueError(
+            f"{text[:40]!r}… is longer than {LONGEST} characters; got {len(text)}; shorten it"
+        )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -102,6 +104,7 @@ def _nodes(tree: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_allowed(node: ast.expr) -> bool:
+    """Return whether a node, without its children, belongs to the grammar."""
     match node:
         case ast.Name() | ast.IfExp() | ast.BoolOp():
             return True
@@ -122,11 +125,15 @@ def _is_allowed(node: ast.expr) -> bool:
 
 def number_of(node: ast.expr) -> int | float | None:
     """Return the number that a node is, whatever the configuration; None if it is none."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = number_of(node.operand)
-        return None if number is None else -number
-    value = node.value if isinstance(node, ast.Constant) else None
-    return value if type(value) in (int, float) else None  # type: ignore[return-value]
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = number_of(operand)
+            return None if number is None else -number
+        case ast.Constant(value=bool()):
+            return None
+        case ast.Constant(value=int() | float() as value):
+            return value
+    return None
 
 
 def keys_in(text: str) -> set[str]:
@@ -174,6 +181,7 @@ def evaluate(text: str, values: Lookup, switches: Lookup) -> Any:
 
 
 def _value(node: ast.expr, values: Lookup, switches: Lookup) -> Any:
+    """Return the value of a node of numbers; see `evaluate`."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -200,19 +208,21 @@ def _computed(
     values: Lookup,
     switches: Lookup,
 ) -> Any:
-    first = _operand(left, values, switches)
-    second = _operand(right, values, switches)
-    if first is None or second is None:
+    """Return the result of an operation of arithmetic; None if an operand is not set."""
+    left_value = _operand(left, values, switches)
+    right_value = _operand(right, values, switches)
+    if left_value is None or right_value is None:
         return None
-    if isinstance(op, ast.FloorDiv) and second <= 0:
-        raise NotANumber(ast.unparse(right), "a positive whole number", second)
+    if isinstance(op, ast.FloorDiv) and right_value <= 0:
+        raise NotANumber(ast.unparse(right), "a positive whole number", right_value)
     try:
-        return OPERATIONS[type(op)](first, second)
+        return OPERATIONS[type(op)](left_value, right_value)
     except (ArithmeticError, ValueError):
-        raise NotANumber(ast.unparse(node), "a finite number", first) from None
+        raise NotANumber(ast.unparse(node), "a finite number", left_value) from None
 
 
 def _operand(node: ast.expr, values: Lookup, switches: Lookup) -> Any:
+    """Return the number that an operand is; None if it is not set."""
     value = _value(node, values, switches)
     if value is not None and type(value) not in (int, float):
         raise NotANumber(ast.unparse(node), "a number", value)
@@ -239,6 +249,7 @@ def holds(condition: str, switches: Lookup) -> bool:
 
 
 def _holds(node: ast.expr, switches: Lookup) -> bool:
+    """Return whether the condition of a node holds; see `holds`."""
     match node:
         case ast.BoolOp(op=ast.And(), values=terms):
             return all(_holds(term, switches) for term in terms)
@@ -247,14 +258,23 @@ def _holds(node: ast.expr, switches: Lookup) -> bool:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _holds(operand, switches)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            first, second = _value(left, switches, switches), _value(right, switches, switches)
-            if isinstance(op, ast.In | ast.NotIn):
-                return _contains(second, first) == isinstance(op, ast.In)
-            return bool(_folded(first) == _folded(second)) == isinstance(op, ast.Eq)
+            left_value = _value(left, switches, switches)
+            right_value = _value(right, switches, switches)
+            return _compared(op, left_value, right_value)
     value = _value(node, switches, switches)
     if isinstance(value, str) and TRUTH_VALUES.fullmatch(value):
         raise NotANumber(ast.unparse(node), "true or false", value)
     return bool(value)
+
+
+def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
+    """Return the result of one of `COMPARISONS`; texts are compared whatever their case."""
+    if isinstance(op, ast.In):
+        return _contains(right, left)
+    if isinstance(op, ast.NotIn):
+        return not _contains(right, left)
+    is_equal = bool(_folded(left) == _folded(right))
+    return is_equal if isinstance(op, ast.Eq) else not is_equal
 
 
 def _contains(entries: Any, entry: Any) -> bool:
@@ -265,4 +285,5 @@ def _contains(entries: Any, entry: Any) -> bool:
 
 
 def _folded(value: Any) -> Any:
+    """Return a text in lower case; any other value as it is."""
     return value.lower() if isinstance(value, str) else value

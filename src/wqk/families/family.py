@@ -49,10 +49,16 @@ def parse_family(text: str, source: str) -> Family:
     except msgspec.ValidationError as error:
         raise UnknownFamily(f"{source}: {_with_advice(str(error))}") from None
     if not (family.attention or family.mixers or family.refusal):
-        raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
-    unknown = next((name for name in family.mixers if name not in _mixers()), None)
-    if unknown is not None:
-        raise UnknownFamily(f"{source}: no mixer {unknown!r}; known are {', '.join(_mixers())}")
+        raise UnknownFamily(
+            f"{source}: a family needs at least one [[attention]] table; expected one with 'query' "
+            "and 'key', or with 'fused', got none; add it"
+        )
+    for name in family.mixers:
+        if name not in _mixers():
+            raise UnknownFamily(
+                f"{source}: no mixer {name!r}; expected one of {', '.join(_mixers())}"
+                f"{did_you_mean(name, _mixers())}"
+            )
     rules = (*family.attention, *(_mixers()[name] for name in family.mixers))
     # The first type with defaults; configurations of other types have the defaults of their own.
     of_type = next(filter(default_values, family.model_types), "")
@@ -81,7 +87,16 @@ _CONVERTING = threading.Lock()
 
 
 def _listed(value: Any, kind: Any) -> Any:
-    """Return a value of TOML with single entries as lists of one, wherever its type is a list."""
+    """Return a value of TOML with single entries as lists of one, wherever its type is a list.
+
+    Parameters
+    ----------
+    value
+        The value, as TOML has it.
+    kind
+        Its type in the schema: of a tuple, a dictionary, a record, or a record or None, the parts
+        are visited.
+    """
     if get_origin(kind) is tuple:
         entries = value if isinstance(value, list) else [value]
         return [_listed(entry, get_args(kind)[0]) for entry in entries]
@@ -89,12 +104,12 @@ def _listed(value: Any, kind: Any) -> Any:
         return value
     if get_origin(kind) is dict:
         return {key: _listed(entry, get_args(kind)[1]) for key, entry in value.items()}
-    types = get_args(kind) or [kind]  # a record, or a record or None
-    record = next((option for option in types if hasattr(option, "__struct_fields__")), None)
-    if record is None:
+    alternatives = get_args(kind) or [kind]  # a record, or a record or None
+    records = [option for option in alternatives if hasattr(option, "__struct_fields__")]
+    if not records:
         return value
-    kinds = _types(record)
-    return {key: _listed(entry, kinds.get(key)) for key, entry in value.items()}
+    type_by_field = _types(records[0])
+    return {key: _listed(entry, type_by_field.get(key)) for key, entry in value.items()}
 
 
 def _with_advice(message: str) -> str:
@@ -122,6 +137,7 @@ def _with_advice(message: str) -> str:
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
+    """Return the tables of a text of TOML; `UnknownFamily` for a text that is hostile or wrong."""
     nested = re.search(r"(\.\s*[\w\"'-]+\s*){50}", text)
     if len(text) > LARGEST_FILE or nested or re.search(r"\S{1000}", text):
         raise UnknownFamily(f"{source}: too long or too deeply nested for a family file")
@@ -151,15 +167,24 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     if like is None and not changes:
         return table
     if not isinstance(like, str) or like not in _shipped():
-        raise UnknownFamily(f"{source}: 'like' must name a shipped family, got {like!r:.60}")
+        advice = did_you_mean(like, _shipped()) if isinstance(like, str) else ""
+        raise UnknownFamily(
+            f"{source}: 'like' must name a shipped family, got {like!r:.60}"
+            f"{advice or '; see wqk.families.families()'}"
+        )
     if not isinstance(changes, dict):
-        raise UnknownFamily(f"{source}: 'change' must be a table, got {changes!r:.60}")
+        raise UnknownFamily(
+            f"{source}: 'change' must be a table, got {changes!r:.60}; write [change]"
+        )
     base = _inherited(_toml(_shipped()[like], f"{like}.toml"), f"{like}.toml")
     model_type = next(iter(base.get("model_types", ())), "")
     by_kind = {kind: changes.pop(kind, {}) for kind in ("self", "cross")}
     for kind, table_of_kind in by_kind.items():
         if not isinstance(table_of_kind, dict):
-            raise UnknownFamily(f"{source}: 'change.{kind}' must be a table")
+            raise UnknownFamily(
+                f"{source}: 'change.{kind}' must be a table, got {table_of_kind!r:.60}; write "
+                f"[change.{kind}]"
+            )
     rules = []
     for rule in base.get("attention", ()):
         further = by_kind.get(rule.get("kind", "self"), {})
@@ -179,7 +204,10 @@ def _repeated(rules: list[Any], source: str) -> list[Any]:
     for rule in rules:
         like = rule.pop("like", None) if isinstance(rule, dict) else None
         if like is not None and (type(like) is not int or like not in range(len(whole))):
-            raise UnknownFamily(f"{source}: 'like' of a table must be the number of one before it")
+            raise UnknownFamily(
+                f"{source}: 'like' of a table must be the number of one before it; expected a "
+                f"number below {len(whole)}, got {like!r:.60}; the first table has the number 0"
+            )
         whole.append(rule if like is None else _merged(whole[like], rule))
     return whole
 
@@ -197,8 +225,11 @@ def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _shipped() -> Mapping[str, str]:
     """Return the files of all families, as text, by name."""
     folder: Traversable = resources.files("wqk.families") / "data"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
+    texts = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            texts[file.name.removesuffix(".toml")] = file.read_text(encoding="utf-8")
+    return texts
 
 
 @cache
@@ -225,14 +256,23 @@ def load_family(path: FilePath) -> Family:
         return shipped_family(path)
     name = os.fspath(path)
     if name == Path(path).stem and not Path(path).exists():
-        raise UnknownFamily(f"{name}: no known family, no file{did_you_mean(name, _shipped())}")
+        raise UnknownFamily(
+            f"{name}: no known family, no file"
+            f"{did_you_mean(name, _shipped()) or '; see wqk.families.families(), or write a file'}"
+        )
     family = parse_family(read_text(Path(path), UnknownFamily), name)
-    return replace(family, attention=tuple(replace(r, exact=True) for r in family.attention))
+    exact_rules = [replace(rule, exact=True) for rule in family.attention]
+    return replace(family, attention=tuple(exact_rules))
 
 
 def family_of_type(model_type: object) -> Family | None:
     """Return the family that lists a model type, if any; parses only files that name the type."""
     if not isinstance(model_type, str):
         return None
-    named = (name for name, text in _shipped().items() if f'"{model_type}"' in text)
-    return next((f for f in map(shipped_family, named) if model_type in f.model_types), None)
+    for name, text in _shipped().items():
+        if f'"{model_type}"' not in text:
+            continue
+        family = shipped_family(name)
+        if model_type in family.model_types:
+            return family
+    return None

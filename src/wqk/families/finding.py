@@ -85,6 +85,7 @@ def with_head_counts(
         key, number = next(iter(numbers.items()))
         raise CheckpointError(
             f"family {family.name} knows the number of heads; "
-            f"{key.replace('_', ' ')} are only for one that does not, got {number}; leave it out"
+            f"{key.replace('_', ' ')} are only for one that does not; expected none, got {number}; "
+            "leave it out"
         )
     return replace(family, attention=tuple(rules))

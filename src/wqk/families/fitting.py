@@ -7,7 +7,7 @@ import math
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Tensors
 from wqk.errors import CheckpointError
-from wqk.families.layouts import Composed, Norm, Projection
+from wqk.families.layouts import MISFIT, Composed, Norm, Projection
 from wqk.families.plans import AttentionPlan
 from wqk.families.sides import Side
 
@@ -38,9 +38,9 @@ def require_fitting(plan: AttentionPlan, tensors: Tensors) -> None:
         return
     if value.head_width != output.head_width or output.heads % value.heads:
         raise CheckpointError(
-            f"{output.tensor} takes the outputs of {output.heads} heads of width "
+            f"{output.tensor}: takes the outputs of {output.heads} heads of width "
             f"{output.head_width}, and {value.tensor} makes values of {value.heads} heads of width "
-            f"{value.head_width}"
+            f"{value.head_width}; {MISFIT}"
         )
 
 
@@ -51,7 +51,8 @@ def _require_matching_heads(plan: AttentionPlan) -> None:
         raise CheckpointError(
             f"{query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {plan.layer} of the "
-            f"{plan.rule.stack}"
+            f"{plan.rule.stack}; expected one width, and a number of key heads that divides that "
+            f"of query heads; {MISFIT}"
         )
 
 
@@ -60,8 +61,9 @@ def _require_equal_inputs(plan: AttentionPlan, tensors: Tensors) -> None:
     query_width, key_width = (_input_width(side, tensors) for side in (plan.query, plan.key))
     if query_width != key_width:
         raise CheckpointError(
-            f"{plan.key.tensor} takes inputs of width {key_width}, and {plan.query.tensor} of "
-            f"width {query_width}; queries and keys of self-attention read the same vectors"
+            f"{plan.key.tensor}: takes inputs of width {key_width}, and {plan.query.tensor} of "
+            f"width {query_width}; queries and keys of self-attention read the same vectors; "
+            f"{MISFIT}"
         )
 
 
@@ -81,8 +83,8 @@ def _input_width(side: Side, tensors: Tensors) -> int:
     latent = projection.inner.heads * projection.inner.head_width
     if outer != latent:
         raise CheckpointError(
-            f"{projection.outer.tensor} takes a latent of width {outer}, and "
-            f"{projection.inner.tensor} makes one of width {latent}"
+            f"{projection.outer.tensor}: takes a latent of width {outer}, and "
+            f"{projection.inner.tensor} makes one of width {latent}; {MISFIT}"
         )
     biases = () if projection.bias is None else (projection.bias,)
     for part in (*projection.norm.gain, *projection.norm.bias, *biases):
@@ -91,21 +93,22 @@ def _input_width(side: Side, tensors: Tensors) -> int:
 
 
 def _columns(projection: Projection, tensors: Tensors) -> int:
-    """Return the number of inputs of a projection, after a check of its outputs."""
+    """Return the number of inputs of a projection; `CheckpointError` if its outputs do not fit."""
     shape = tensors[projection.tensor].shape
     if projection.axes is not None:
         return shape[projection.axes[2]]
     if projection.groups:
         shape = (shape[0], shape[1] * projection.groups)
     if len(shape) != 2 or 0 in shape:
-        raise CheckpointError(f"{projection.tensor} must be a matrix, got shape {shape}")
-    inputs, outputs = shape if projection.transposed else shape[::-1]
+        raise CheckpointError(f"{projection.tensor}: must be a matrix, got shape {shape}; {MISFIT}")
+    inputs, outputs = shape if projection.transposed else reversed(shape)
     ranges = projection.outputs if projection.outputs is not None else ((0, outputs),)
-    held = sum(stop - start for start, stop in ranges)
-    if held != projection.heads * projection.head_width or ranges[-1][1] > outputs:
+    used_outputs = sum(stop - start for start, stop in ranges)
+    expected_outputs = projection.heads * projection.head_width
+    if used_outputs != expected_outputs or ranges[-1][1] > outputs:
         raise CheckpointError(
             f"{projection.tensor}: {outputs} outputs do not hold {projection.heads} heads of width "
-            f"{projection.head_width}"
+            f"{projection.head_width}; {MISFIT}"
         )
     return inputs
 
@@ -141,5 +144,5 @@ def _require_entries(part: Part, counts: tuple[int, ...], tensors: Tensors, mean
     if math.prod(part.shape(shape)) not in counts:
         expected = " or ".join(map(str, dict.fromkeys(counts)))
         raise CheckpointError(
-            f"{part.name} must have {expected} entries, {meaning}, got shape {shape}"
+            f"{part.name}: must have {expected} entries, {meaning}, got shape {shape}; {MISFIT}"
         )

@@ -133,13 +133,16 @@ def _nothing_to_guess(
         first = neighbors[chosen[0]].recurrent[0]
         return UnknownFamily(
             f"tensors named like queries and keys occur next to {first!r}: they go through a "
-            "recurrence or a convolution, so their score is not a form of two tokens"
+            "recurrence or a convolution, so their score is not a form of two tokens; if that is "
+            "wrong, describe them in a family file (family=FILE.toml)"
         )
-    kind = checkpoint.config.get("model_type")
-    known = f"no family knows the model type {kind!r}" if kind else "it names no model type"
+    model_type = checkpoint.config.get("model_type")
+    problem = "it names no model type"
+    if model_type:
+        problem = f"no family knows the model type {model_type!r}"
     return UnknownFamily(
-        f"{known}, and none of its {len(checkpoint.tensors())} tensors has a query's name next to "
-        "a key; describe them in a family file (family=FILE.toml)"
+        f"{problem}, and none of its {len(checkpoint.tensors())} tensors has a query's name next "
+        "to a key; describe them in a family file (family=FILE.toml)"
     )
 
 
@@ -243,11 +246,11 @@ def _layout(candidate: Candidate, config: Mapping[str, Any]) -> FusedLayout:
 def _role(
     candidate: Candidate, others: Sequence[Candidate], config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return stack and kind of attention, by the name_words of a name."""
-    name_words = candidate.query.lower().split(".")
-    kind = "cross" if _is_cross(candidate, others, name_words) else "self"
+    """Return stack and kind of attention, by the modules in the query's name."""
+    modules = candidate.query.lower().split(".")
+    kind = "cross" if _is_cross(candidate, others, modules) else "self"
     for stack, stack_words in STACKS.items():
-        if any(_is_or_begins_with(word, stack_words) for word in name_words):
+        if any(_is_or_begins_with(module, stack_words) for module in modules):
             return stack, kind
     architectures = config.get("architectures")
     classes = " ".join(map(str, architectures)) if isinstance(architectures, list) else ""
@@ -255,15 +258,18 @@ def _role(
     return ("decoder" if is_causal else "unknown"), kind
 
 
-def _is_cross(candidate: Candidate, others: Sequence[Candidate], words: list[str]) -> bool:
-    """Return whether the keys of a candidate read other vectors than the queries."""
-    if any(word.startswith(CROSS) for word in words):
+def _is_cross(candidate: Candidate, others: Sequence[Candidate], modules: list[str]) -> bool:
+    """Return whether the keys of a candidate read other vectors than the queries.
+
+    ``modules`` are those in the query's name, in lower case.
+    """
+    if any(module.startswith(CROSS) for module in modules):
         return True
     if candidate.shape[1] != candidate.key_shape[1]:
         return True
     for first, second in FIRST_AND_SECOND:
         has_first = any(f".{first}." in other.query for other in others)
-        if second in words and has_first:
+        if second in modules and has_first:
             return True
     return False
 
@@ -297,26 +303,40 @@ def _own_count(
 ) -> HeadCount:
     """Return the number of heads of a candidate.
 
+    A number belongs to a part of the model if its place has words, which then occur in the
+    candidate's name. Of several numbers, the one with most words is the candidate's.
+
+    Parameters
+    ----------
+    candidate, others
+        The candidate, and all candidates.
+    counts
+        All numbers of heads in the configuration.
+    stack
+        The candidate's stack.
+
     Raises
     ------
     UnknownFamily
         Only other parts of the model have a number of heads.
     """
     names: list[str] = []
-    for part in candidate.query.lower().split("."):
-        names += [part, *part.split("_")]
+    for module in candidate.query.lower().split("."):
+        names += [module, *module.split("_")]
 
     def is_named(word: str) -> bool:
         synonyms = STACKS.get(word, (word,))
         return any(name.startswith(synonyms) for name in names)
 
-    fitting = [count for count in counts if all(map(is_named, count.words))]
     is_tower = stack in MODALITIES and not _all_have_a_word(others, STACKS[stack])
-    suitable = [
-        count
-        for count in fitting
-        if count.words or not (is_tower or _has_other_width(candidate, count))
-    ]
+    suitable = []
+    for count in counts:
+        if count.words:
+            is_suitable = all(map(is_named, count.words))
+        else:
+            is_suitable = not is_tower and not _has_other_width(candidate, count)
+        if is_suitable:
+            suitable.append(count)
     if not suitable:
         place = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
@@ -341,23 +361,38 @@ def _has_other_width(candidate: Candidate, count: HeadCount) -> bool:
 
 def _numbers(candidate: Candidate, layout: str, count: HeadCount) -> dict[str, Any]:
     """Return the rule's keys for the numbers of heads, and the configuration that has them."""
-    names = [f"{count.part}_{key}" for key in KEY_HEADS] if count.part else list(KEY_HEADS)
+    prefix = f"{count.part}_" if count.part else ""
+    key_names = [f"{prefix}{key}" for key in KEY_HEADS]
     defaults: dict[str, Any] = {}
     heads = count.config[count.key]
     if isinstance(heads, int) and heads > 0:
         width = _head_width(candidate, layout, heads, count)
-        counts_key_heads = any(count.config.get(key) for key in names)
+        counts_key_heads = any(count.config.get(key) for key in key_names)
         if layout == "sectioned" and width and not counts_key_heads:
-            key_and_value_rows = candidate.shape[0] - heads * width
-            key_heads, remainder = divmod(key_and_value_rows, 2 * width)
-            if key_and_value_rows > 0 and remainder == 0 and heads % key_heads == 0:
+            key_heads = _key_heads_of_rows(candidate.shape[0], heads, width)
+            if key_heads is not None:
                 defaults = {"key_heads": key_heads}
     return {
         "heads": (count.key,),
-        "key_heads": (*names, "key_heads"),
+        "key_heads": (*key_names, "key_heads"),
         "config": count.path,
         "defaults": defaults,
     }
+
+
+def _key_heads_of_rows(rows: int, heads: int, width: int) -> int | None:
+    """Return the number of key heads in a sectioned weight of all sides; None if rows do not fit.
+
+    Examples
+    --------
+    >>> _key_heads_of_rows(rows=64 + 2 * 16, heads=8, width=8)
+    2
+    """
+    key_and_value_rows = rows - heads * width
+    key_heads, remainder = divmod(key_and_value_rows, 2 * width)
+    if key_and_value_rows <= 0 or remainder or heads % key_heads:
+        return None
+    return key_heads
 
 
 def _head_width(candidate: Candidate, layout: str, heads: int, count: HeadCount) -> int | None:
@@ -369,12 +404,14 @@ def _head_width(candidate: Candidate, layout: str, heads: int, count: HeadCount)
         The queries hold more than heads of the configured width, such as a gate.
     """
     key = next((k for k in HEAD_WIDTHS if isinstance(count.config.get(k), int)), None)
+    outputs, inputs = candidate.shape
     if key is None or count.part:
-        return candidate.shape[1] // heads if candidate.shape[1] % heads == 0 else None
+        return inputs // heads if inputs % heads == 0 else None
     width: int = count.config[key]
-    if layout == "separate" and candidate.shape[0] != heads * width:
+    if layout == "separate" and outputs != heads * width:
         raise UnknownFamily(
-            f"{candidate.query} has {candidate.shape[0]} outputs, which is not {heads} "
-            f"heads of the configured width {width} ({key}): it contains more than queries"
+            f"{candidate.query} has {outputs} outputs, which is not {heads} "
+            f"heads of the configured width {width} ({key}): it contains more than queries; "
+            "describe it in a family file (family=FILE.toml)"
         )
     return width

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from wqk._typing import Array, Float
 from wqk.checkpoints import Part
@@ -50,21 +49,39 @@ NORMS = ("rms", "layer")
 # Columns that are transposed at a time.
 CACHED = 16
 
+# Last part of messages about shapes.
+MISFIT = "use the configuration of these weights, or another family (family=)"
+
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The weight of one role: outputs of a stored tensor, and the number of their heads."""
+    """The weight of one role: outputs of a stored tensor, and the number of their heads.
+
+    Attributes
+    ----------
+    tensor
+        Name of the tensor.
+    outputs
+        Half-open ranges of outputs, in the order of the heads; None for all.
+    transposed
+        Whether the tensor is stored (in, out).
+    heads, head_width
+        Number of heads, and outputs of a head, R.
+    axes
+        If heads have an axis of their own: the axes of heads, R and inputs. Otherwise None.
+    groups
+        Groups of a convolution that sees one token, each of whose outputs depends on the inputs of
+        the group alone; 0 for matrices.
+    """
 
     tensor: str
-    outputs: Ranges | None  # half-open ranges, in the order of the heads; None for all
-    transposed: bool  # whether the tensor is stored (in, out)
+    outputs: Ranges | None
+    transposed: bool
     heads: int
     head_width: int
-    # Where heads have an axis of their own, which axes are heads, R and inputs.
     axes: tuple[int, int, int] | None = None
-    # Of a convolution that sees one token: groups, each of whose outputs sees its own inputs alone.
     groups: int = 0
 
     @property
@@ -115,7 +132,10 @@ class Projection:
             array_namespace(tensor).permute_dims(tensor, self.axes)[...] = weight
             return
         if self.groups:
-            raise CheckpointError(f"{self.tensor} is a convolution, which is not written")
+            raise CheckpointError(
+                f"{self.tensor}: is a convolution, which is not written; expected a matrix; change "
+                "the module's weight itself"
+            )
         outputs = weight.reshape(self.heads * self.head_width, -1)
         put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
 
@@ -165,22 +185,33 @@ class Norm:
         bias: Float[Array, "heads width"] | None,
         gain: Float[Array, " gains"],
     ) -> tuple[Float[Array, "heads width d"], Float[Array, "heads width"] | None]:
-        """Fold the linear parts, gain and centering, into the weight and bias before the norm."""
+        """Return weight and bias with the linear parts of the norm: gain, and centering.
+
+        A norm that feeds the weight has an entry for each of its inputs, here (heads, R).
+
+        Raises
+        ------
+        CheckpointError
+            The gains are those of neither one head nor all.
+        """
         heads, width = weight.shape[:2]
         if len(gain) not in (width, heads * width):
             raise CheckpointError(
                 f"a norm of {len(gain)} gains matches neither heads of width {width} nor {heads} "
-                "of them"
+                f"of them; expected {width} or {heads * width} gains; {MISFIT}"
             )
         gains = (gain + self.offset).reshape(-1, width)
         if self.feeds:
             weight = weight * gains[..., None]
-            return weight - (weight.mean(axis=(0, 1)) if self.kind == "layer" else 0), bias
+            if self.kind == "layer":
+                weight = weight - weight.mean(axis=(0, 1))
+            return weight, bias
         if self.kind == "layer":
             axes = self.axes(len(gain), width)
             weight = weight - weight.mean(axis=axes, keepdims=True)
             bias = None if bias is None else bias - bias.mean(axis=axes, keepdims=True)
-        return weight * gains[..., None], None if bias is None else bias * gains
+        folded_bias = None if bias is None else bias * gains
+        return weight * gains[..., None], folded_bias
 
 
 @dataclass(frozen=True)
@@ -244,17 +275,19 @@ def _joined_groups(stored: Array, groups: int) -> Array:
         return stored
     xp = array_namespace(stored)
     blocks = stored.reshape(groups, -1, stored.shape[1])
-    zero = xp.zeros_like(blocks[0])
-    rows = [
-        xp.concat([block if n == m else zero for m in range(groups)], axis=1)
-        for n, block in enumerate(blocks)
-    ]
+    rows = []
+    for group, block in enumerate(blocks):
+        row_of_blocks = [xp.zeros_like(block) for _ in range(groups)]
+        row_of_blocks[group] = block
+        rows.append(xp.concat(row_of_blocks, axis=1))
     return xp.concat(rows, axis=0)
 
 
 def _columns(stored: Array, outputs: Ranges) -> Array:
+    """Return these columns of a tensor (in, out), joined."""
     xp = array_namespace(stored)
-    return xp.concat([stored[:, start:stop] for start, stop in outputs], axis=1)
+    ranges = [stored[:, start:stop] for start, stop in outputs]
+    return xp.concat(ranges, axis=1)
 
 
 def _contiguous(array: Array) -> Array:
@@ -267,20 +300,35 @@ def _contiguous(array: Array) -> Array:
         return np.ascontiguousarray(array)
     out = np.empty(array.shape, array.dtype)
     for start in range(0, array.shape[1], CACHED):  # several times as fast as all at once
-        out[:, start : start + CACHED] = array[:, start : start + CACHED]
+        columns = slice(start, start + CACHED)
+        out[:, columns] = array[:, columns]
     return out
 
 
 def separate(
     tensor: str, shape: tuple[int, ...], heads: int, inputs: int | None = None
 ) -> Projection:
-    """Return the layout of a tensor (H·R, D) of one role.
+    """Return the layout of a tensor of one role.
 
-    ``inputs`` are the inputs of a convolution, which its groups share.
+    Parameters
+    ----------
+    tensor, shape
+        Name and shape, (H·R, D) or (H·R, D / groups, …).
+    heads
+        Number of heads, H.
+    inputs
+        Inputs D of a convolution, which its groups share; None for a matrix.
+
+    Raises
+    ------
+    CheckpointError
+        The heads do not divide the outputs.
     """
-    groups = max(1, inputs // shape[1]) if inputs else 0
     width = _divide(shape[0], heads, tensor, "heads")
-    return Projection(tensor, None, False, heads, width, groups=groups)
+    groups = 0
+    if inputs:
+        groups = max(1, inputs // shape[1])
+    return Projection(tensor, None, transposed=False, heads=heads, head_width=width, groups=groups)
 
 
 def within_heads(
@@ -296,11 +344,10 @@ def within_heads(
     width = _divide(shape[0], heads, tensor, "heads")
     if not 0 <= start < stop <= width:
         raise CheckpointError(
-            f"{tensor}: heads of width {width} have no outputs {start} to {stop}; "
-            "the configuration does not fit the weights"
+            f"{tensor}: heads of width {width} have no outputs {start} to {stop}; {MISFIT}"
         )
     outputs = tuple((head * width + start, head * width + stop) for head in range(heads))
-    return Projection(tensor, outputs, False, heads, stop - start)
+    return Projection(tensor, outputs, transposed=False, heads=heads, head_width=stop - start)
 
 
 def sectioned(
@@ -338,8 +385,22 @@ def sized(
 ) -> dict[str, Projection]:
     """Return the layouts of roles of different widths in a fused tensor; see `sectioned`.
 
-    ``sections`` are, in order, a role, its number of heads, and its number of outputs, of
-    ``length`` in all; those without a number share what the others leave.
+    Parameters
+    ----------
+    tensor, length
+        Name of the tensor, and number of its outputs.
+    sections
+        In order, a role, its number of heads, and its number of outputs. Sections without outputs
+        share equally what the others leave.
+    blocks
+        Number of times that the order repeats.
+    transposed
+        Whether the tensor is stored (in, out).
+
+    Raises
+    ------
+    CheckpointError
+        The sections do not divide the outputs.
 
     Examples
     --------
@@ -347,36 +408,38 @@ def sized(
     >>> roles["v"].outputs, roles["k"].outputs, roles["v"].head_width
     (((4, 8),), ((8, 10),), 2)
     """
-    taken = sum(size for _, _, size in sections)
-    open_ended = sum(not size for _, _, size in sections)
-    left = length - taken
-    fits = left >= open_ended if open_ended else left == 0
+    fixed = sum(size for _, _, size in sections)
+    open_sections = sum(size == 0 for _, _, size in sections)
+    remaining = length - fixed
+    fits = remaining >= open_sections if open_sections else remaining == 0
     if not fits:
         raise CheckpointError(
-            f"{tensor}: {length} outputs do not hold {taken} for "
-            f"{', '.join(role for role, _, _ in sections)}; the configuration does not fit the "
-            "weights"
+            f"{tensor}: {length} outputs do not hold {fixed} for "
+            f"{', '.join(role for role, _, _ in sections)}; {MISFIT}"
         )
-    share = _divide(left, open_ended, tensor, "open parts") if open_ended else 0
-    spans = {role: _divide(size or share, blocks, tensor, "blocks") for role, _, size in sections}
-    block = sum(spans.values())
-    begins = dict(zip(spans, accumulate(spans.values(), initial=0), strict=False))
+    share = _divide(remaining, open_sections, tensor, "open parts") if open_sections else 0
+    # Outputs of each role in one block, and the first of them.
+    span_by_role: dict[str, int] = {}
+    start_by_role: dict[str, int] = {}
+    block_length = 0
+    for role, _, size in sections:
+        span_by_role[role] = _divide(size or share, blocks, tensor, "blocks")
+        start_by_role[role] = block_length
+        block_length += span_by_role[role]
     projections = {}
     for role, heads, _ in sections:
-        first = begins[role]
-        outputs = tuple(
-            (number * block + first, number * block + first + spans[role])
-            for number in range(blocks)
-        )
-        head_width = _divide(blocks * spans[role], heads, tensor, f"heads of {role}")
+        span = span_by_role[role]
+        starts = [block * block_length + start_by_role[role] for block in range(blocks)]
+        outputs = tuple((start, start + span) for start in starts)
+        head_width = _divide(blocks * span, heads, tensor, f"heads of {role}")
         projections[role] = Projection(tensor, outputs, transposed, heads, head_width)
     return projections
 
 
 def _divide(length: int, parts: int, tensor: str, what: str) -> int:
+    """Return the outputs of one of several equal parts; ``what`` names the parts in messages."""
     if parts < 1 or length % parts:
         raise CheckpointError(
-            f"{tensor}: {length} outputs do not divide into {parts} {what}; "
-            "the configuration does not fit the weights"
+            f"{tensor}: {length} outputs do not divide into {parts} {what}; {MISFIT}"
         )
     return length // parts

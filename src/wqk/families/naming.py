@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
 
 # Names of tables of token embeddings.
-NAMES = re.compile(
+EMBEDDING_NAMES = re.compile(
     r"(?:.*\.)?(?:embed_tokens|tok_embeddings|token_embedding|word_embeddings|word_embedding|wte"
     r"|embed_in|shared|embeddings|tokens_embed|tok_embedding|embedding)(?:\.weight)?"
 )
@@ -100,13 +100,13 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
         if len(shape) != 2 or shape[1] != width or not shape[0]:
             raise CheckpointError(
                 f"{name}: an embedding table must be (tokens, {width}), as wide as the "
-                f"queries' input; got {shape}"
+                f"queries' input; got {shape}; name another tensor (embeddings=NAME)"
             )
         return name
     tables = []
     for tensor, info in tensors.items():
         is_table = len(info.shape) == 2 and info.shape[0] > 0 and info.shape[1] == width
-        if is_table and NAMES.fullmatch(tensor):
+        if is_table and EMBEDDING_NAMES.fullmatch(tensor):
             tables.append(tensor)
     # A table that encoder and decoder share is stored under several names.
     tables = [table for table in tables if table.endswith("shared.weight")] or tables

@@ -42,6 +42,7 @@ TERNARY = (
     "that of the stored weights"
 )
 
+# The rotation of dimensions of positions that do not rotate.
 UNTURNED = Rotary(np.zeros(0), "half")
 
 
@@ -75,21 +76,29 @@ def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
 
 
 def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
-    """Return all plans; stacks of rules that share stack, kind and layer get distinct names."""
-    places = [{plan.place for plan in plans} for plans in by_rule]
+    """Return all plans; stacks of rules that share stack, kind and layer get distinct names.
+
+    ``by_rule`` are the plans of each rule, of which every rule has some.
+    """
+    places_by_rule = [{plan.place for plan in plans} for plans in by_rule]
     distinct: list[AttentionPlan] = []
     for number, plans in enumerate(by_rule):
-        rivals = [other for other, taken in enumerate(places) if taken & places[number]]
-        if len(rivals) > 1:
-            tensors = [by_rule[rival][0].query.tensor for rival in rivals]
-            stack = _distinct_stack(plans[0].stack, tensors, rivals.index(number))
-            plans = [replace(p, rule=structs.replace(p.rule, stack=stack)) for p in plans]
-        distinct += plans
+        places = places_by_rule[number]
+        # Numbers of the rules that share a place with this one, which is among them.
+        rivals = [n for n, other_places in enumerate(places_by_rule) if other_places & places]
+        if len(rivals) == 1:
+            distinct += plans
+            continue
+        tensors = [by_rule[rival][0].query.tensor for rival in rivals]
+        stack = _distinct_stack(plans[0].stack, tensors, rivals.index(number))
+        for plan in plans:
+            rule = structs.replace(plan.rule, stack=stack)
+            distinct.append(replace(plan, rule=rule))
     return distinct
 
 
 def _distinct_stack(stack: str, tensors: list[str], number: int) -> str:
-    """Return a name of a stack with the parts that only its tensor's name has.
+    """Return a name of a stack with the modules that not all of the tensors' names have.
 
     Parameters
     ----------
@@ -99,17 +108,24 @@ def _distinct_stack(stack: str, tensors: list[str], number: int) -> str:
         Names of the first query weights of these stacks.
     number
         Index of the stack's own weight.
+
+    Examples
+    --------
+    >>> _distinct_stack("decoder", ["a.layers.0.q.weight", "b.layers.0.q.weight"], 1)
+    'decoder-b'
     """
-    names = [name.split(".") for name in tensors]
-    unnumbered = [without_numbers(name).split(".") for name in tensors]
-    # Modules that are counted differ in nothing but their numbers.
-    if len(set(map(tuple, unnumbered))) == len(unnumbered):
-        names = unnumbered
-    frequencies = Counter(word for name in names for word in dict.fromkeys(name))
+    unnumbered_names = [without_numbers(name) for name in tensors]
+    # Names that differ in nothing but numbers, as of counted modules, keep their numbers.
+    differ_without_numbers = len(set(unnumbered_names)) == len(unnumbered_names)
+    names = unnumbered_names if differ_without_numbers else tensors
+    names_with_module: Counter[str] = Counter()
+    for name in names:
+        names_with_module.update(set(name.split(".")))
     parts = [] if stack == "unknown" else [stack]
-    for word in names[number]:
-        if frequencies[word] < len(names) and word not in ("weight", stack):
-            parts.append(word)
+    for module in names[number].split("."):
+        is_shared = names_with_module[module] == len(names)
+        if not is_shared and module not in ("weight", stack):
+            parts.append(module)
     return "-".join(parts) or stack
 
 
@@ -143,7 +159,7 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
         if kind not in sources:
             raise CheckpointError(
                 f"config.json: num_kv_shared_layers is {keyless}, but none of the "
-                f"other layers is of layer {layer}'s type, {kind}"
+                f"other layers is of layer {layer}'s type, {kind}; correct layer_types"
             )
         plans.append(planner.plan_with_keys_of(layer, match, *sources[kind]))
     return plans
@@ -184,7 +200,8 @@ def _complete_layers(
     if missing:
         raise CheckpointError(
             f"incomplete, the {rule.stack} has {count} layers and layer "
-            f"{min(missing)} has no query weights"
+            f"{min(missing)} has no query weights; download the checkpoint again, or correct the "
+            "number of layers"
         )
     return layers
 
@@ -209,7 +226,8 @@ def _require_stages(matches: list[Match], config: Config, rule: AttentionRule, s
             if index not in present:
                 raise CheckpointError(
                     f"incomplete, stage {stage} of the {rule.stack} has {count} "
-                    f"layers and layer {block} has no query weights"
+                    f"layers and layer {block} has no query weights; download the checkpoint "
+                    "again, or correct the depths of stages"
                 )
         before += count
 
@@ -346,10 +364,11 @@ class _Planner:
         """
         if not self.rule.applied_in_total:
             return 1
-        total = round(self.config.product(self.rule.applied_in_total, {}))
-        first = -(-group * total // self.groups)
-        last = -(-(group + 1) * total // self.groups)
-        return last - first
+        passes = round(self.config.product(self.rule.applied_in_total, {}))
+        # Passes of a group: from group · passes / groups on, rounded up, to that of the next group.
+        first_pass = -(-group * passes // self.groups)
+        first_pass_of_next = -(-(group + 1) * passes // self.groups)
+        return first_pass_of_next - first_pass
 
 
 def _positional(projections: Projections, match: Match, rotary: Rotary | None) -> Positional | None:
@@ -375,12 +394,14 @@ def _absence(checkpoint: Checkpoint, family: Family) -> CheckpointError:
     """Return the error for a checkpoint without any queries and keys of its family."""
     names, rule = checkpoint.tensors(), family.attention[0]
     spelling = (rule.fused or rule.query)[0]
-    pattern = re.escape(spelling).replace(r"\{layer\}", r"\d+")
-    present = next((n for n in names if re.search(rf"^(\D+\.)?{pattern}\.weight$", n)), None)
+    numbered = re.escape(spelling).replace(r"\{layer\}", r"\d+")
+    query = re.compile(rf"(\D+\.)?{numbered}\.weight")
+    present = next(filter(query.fullmatch, names), None)
     if present:
         return CheckpointError(
             f"{present!r} is there, but the configuration says that no layer has such attention "
-            "(numbers of layers, their kinds, zeros among numbers of heads)"
+            "(numbers of layers, their kinds, zeros among numbers of heads); use the configuration "
+            "of these weights"
         )
     expected = spelling.replace("{layer}", "0")
     module = f".{expected.rpartition('.')[2]}."
@@ -388,5 +409,6 @@ def _absence(checkpoint: Checkpoint, family: Family) -> CheckpointError:
     actual = f", got {similar!r}" if similar else ""
     return CheckpointError(
         f"none of its {len(names)} tensors are the queries and keys of family "
-        f"{family.name}; expected names such as {weight_name(expected)!r}{actual}"
+        f"{family.name}; expected names such as {weight_name(expected)!r}{actual}; choose another "
+        "family (family=)"
     )

@@ -150,9 +150,9 @@ class Rotary:
         else:
             cosine, sine = vectors.new_tensor(cosine), vectors.new_tensor(sine)
             turned = vectors.clone()
-        a, b = vectors[..., first], vectors[..., second]
-        turned[..., first] = a * cosine - b * sine
-        turned[..., second] = a * sine + b * cosine
+        x, y = vectors[..., first], vectors[..., second]
+        turned[..., first] = x * cosine - y * sine
+        turned[..., second] = x * sine + y * cosine
         return turned
 
     def stretch(self, vectors: np.ndarray) -> np.ndarray:
@@ -171,6 +171,9 @@ class Rotary:
     def planes(self) -> tuple[Any, Any]:
         """Indices of the two dimensions of each rotated pair: all first ones, all second ones.
 
+        Both are slices, or arrays (P,), that index the last axis of vectors (…, R). Pair number k
+        is the plane of frequency k.
+
         Examples
         --------
         >>> Rotary(np.ones(4), "half").planes
@@ -180,15 +183,23 @@ class Rotary:
         ([0, 1, 4, 5], [2, 3, 6, 7])
         """
         pairs, start = len(self.frequencies), self.start
+        stop = start + 2 * pairs
         if self.apart:
-            pairs_of_axis = pairs // self.axes
-            parts = np.arange(2 * pairs).reshape(self.axes, 2, pairs_of_axis)
-            if self.order == "interleaved":
-                parts = np.arange(2 * pairs).reshape(self.axes, pairs_of_axis, 2).swapaxes(1, 2)
-            return parts[:, 0].reshape(-1), parts[:, 1].reshape(-1)
+            return self._planes_apart()
         if self.order == "half":
-            return slice(start, start + pairs), slice(start + pairs, start + 2 * pairs)
-        return slice(start, start + 2 * pairs, 2), slice(start + 1, start + 2 * pairs, 2)
+            return slice(start, start + pairs), slice(start + pairs, stop)
+        return slice(start, stop, 2), slice(start + 1, stop, 2)
+
+    def _planes_apart(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same where each axis turns a part of the head of its own."""
+        pairs = len(self.frequencies)
+        pairs_of_axis = pairs // self.axes
+        dimensions = np.arange(2 * pairs)
+        if self.order == "interleaved":
+            by_axis = dimensions.reshape(self.axes, pairs_of_axis, 2)
+            return by_axis[:, :, 0].reshape(-1), by_axis[:, :, 1].reshape(-1)
+        by_axis = dimensions.reshape(self.axes, 2, pairs_of_axis)
+        return by_axis[:, 0].reshape(-1), by_axis[:, 1].reshape(-1)
 
 
 def rotary_of(
@@ -309,16 +320,17 @@ def _rotated_width(
     if width is None or not 0 < width <= head_width:
         raise CheckpointError(
             f"config.json: rotary positions rotate at most each head's "
-            f"{head_width} dimensions, got {shown(share if width is None else width)}"
+            f"{head_width} dimensions, got {shown(share if width is None else width)}; correct it"
         )
     if width % 2 and width == head_width:
         raise CheckpointError(
-            f"rotary positions turn pairs of dimensions, got heads of width {head_width}"
+            "config.json: rotary positions turn pairs of dimensions; expected heads of an even "
+            f"width, got heads of width {head_width}; correct the number of heads"
         )
     if rule.axes > 1 and width % (2 * rule.axes):
         raise CheckpointError(
             f"config.json: rotary positions on {rule.axes} axes rotate a multiple "
-            f"of {2 * rule.axes} dimensions, got {width}"
+            f"of {2 * rule.axes} dimensions, got {width}; correct the number of heads"
         )
     return width
 
@@ -343,7 +355,7 @@ def _axis_widths(rule: RotaryRule, config: Config, head_width: int) -> tuple[int
     if sum(widths) > head_width or any(width % 2 for width in widths):
         raise CheckpointError(
             f"config.json: rotary positions on {rule.axes} axes rotate even shares of each head's "
-            f"{head_width} dimensions, got {', '.join(map(str, widths))}"
+            f"{head_width} dimensions, got {', '.join(map(str, widths))}; correct them"
         )
     return widths
 
@@ -366,7 +378,7 @@ def _base(
     base = _number(config, parameters, keys, 10_000.0, "rope_theta", layer)
     if base <= 0:
         raise CheckpointError(
-            f"config.json: the base of rotary positions must be positive, got {base}"
+            f"config.json: the base of rotary positions must be positive, got {base}; correct it"
         )
     return base
 
@@ -399,7 +411,7 @@ def _alpha(parameters: Mapping[str, Any]) -> float:
     if alpha is None or alpha <= 0:
         raise CheckpointError(
             "config.json: alpha of the rotary scaling must be a positive number, got "
-            f"{shown(parameters['alpha'])}"
+            f"{shown(parameters['alpha'])}; correct it"
         )
     return alpha
 
@@ -492,7 +504,7 @@ def _kind(kinds: Mapping[str, RotaryKind], config: Config, layer: int) -> Rotary
     if name not in kinds:
         raise CheckpointError(
             f"config.json: layer {layer} must be of one of the kinds {', '.join(kinds)}, got "
-            f"{shown(name)}"
+            f"{shown(name)}; correct layer_types"
         )
     return kinds[name]
 

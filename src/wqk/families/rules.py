@@ -212,7 +212,9 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key, known in possible.items():
             value = getattr(self, key)
             if value not in known:
-                raise ValueError(f"unknown {key} {value!r}; known are {', '.join(known)}")
+                raise ValueError(
+                    f"unknown {key} {value!r}; expected one of {', '.join(known)}; correct it"
+                )
         _require_readable(self)
         for section in self.sections:
             for factor in section[1:]:
@@ -223,19 +225,25 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _require_matching_names(self) -> None:
         """Check that queries, keys and other tensors have numbers that can be filled in."""
         if len(self.query) != len(self.key):
-            raise ValueError("'query' and 'key' need as many spellings as each other")
+            raise ValueError(
+                "'query' and 'key' need as many spellings as each other, got "
+                f"{len(self.query)} and {len(self.key)}; add the other spellings"
+            )
         if not self.fused and not self.query:
-            raise ValueError("an attention needs 'query' and 'key', or 'fused'")
+            raise ValueError("an attention needs 'query' and 'key', or 'fused'; add them")
         for query, key in zip(self.query, self.key, strict=True):
             if _numbers(query) != _numbers(key):
                 raise ValueError(
                     f"'query' and 'key' need the same {{layer}} and further numbers, got {query!r} "
-                    f"and {key!r}"
+                    f"and {key!r}; correct them"
                 )
         most = max(map(_numbers, self.fused or self.query))
         for name in self._tensor_names():
             if _numbers(name) > most:
-                raise ValueError(f"{name!r} has more numbers, such as {{layer}}, than the query")
+                raise ValueError(
+                    f"{name!r} has more numbers, such as {{layer}}, than the query; expected at "
+                    f"most {most}; correct it"
+                )
 
     def _tensor_names(self) -> Iterator[str]:
         """Yield all names of tensors besides those of queries and keys."""
@@ -277,6 +285,7 @@ def _require_readable(rule: msgspec.Struct) -> None:
 
 
 def _require_expression(key: str, text: str) -> None:
+    """Raise `ValueError`, which names the key, if a text is no expression."""
     try:
         parse(text)
     except ValueError as error:
@@ -291,6 +300,7 @@ def _expression_keys(table: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _holds_expressions(hint: Any) -> bool:
+    """Return whether a type is `Expression`, or has it among its parts."""
     if get_origin(hint) is Annotated:
         return True
     return any(map(_holds_expressions, get_args(hint)))

@@ -97,7 +97,8 @@ def scaled(kind: str, rotation: Unscaled) -> tuple[Frequencies, float]:
     """
     if kind not in SCALINGS:
         raise CheckpointError(
-            f"unknown rotary scaling {shown(kind)}; known are {', '.join(SCALINGS)}"
+            f"config.json: unknown rotary scaling {shown(kind)}; expected one of "
+            f"{', '.join(SCALINGS)}; correct rope_type"
         )
     parameters = dict(rotation.parameters)
     try:
@@ -108,12 +109,12 @@ def scaled(kind: str, rotation: Unscaled) -> tuple[Frequencies, float]:
     except ArithmeticError:
         raise CheckpointError(
             f"config.json: rotary scaling {kind!r} has a number that is zero or too large: "
-            f"{shown(parameters)}"
+            f"{shown(parameters)}; correct it"
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}; "
-            f"got {shown(parameters)}"
+            f"got {shown(parameters)}; correct them"
         ) from None
     return frequencies, amplitude
 
@@ -139,52 +140,63 @@ def _dynamic(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 def _llama3(rotation: Unscaled) -> tuple[Frequencies, float]:
     """Stretch long wavelengths, keep short ones, and blend those in between (Llama 3.1)."""
-    parameters = rotation.parameters
-    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+    fewest_turns = float(rotation.parameters["low_freq_factor"])
+    most_turns = float(rotation.parameters["high_freq_factor"])
+    # Turns of each pair within the trained length.
     turns = float(rotation.trained_length) * rotation.frequencies / (2 * math.pi)
-    if high == low:  # Llama 4 Scout: nothing lies in between
-        kept = (turns >= low).astype(np.float64)
+    if most_turns == fewest_turns:  # Llama 4 Scout: nothing lies in between
+        kept_share = (turns >= fewest_turns).astype(np.float64)
     else:
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return rotation.frequencies * (kept + (1 - kept) / rotation.factor), 1.0
+        kept_share = np.clip((turns - fewest_turns) / (most_turns - fewest_turns), 0.0, 1.0)
+    return rotation.frequencies * (kept_share + (1 - kept_share) / rotation.factor), 1.0
 
 
 def _yarn(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Interpolate by parts (Peng et al., 2023)."""
+    """Divide slow pairs by the factor, keep fast ones, and blend those between (YaRN).
+
+    A pair is fast if it turns ``beta_fast`` times within the trained length, and slow if it turns
+    less than ``beta_slow`` times: Peng et al., "YaRN: Efficient Context Window Extension of Large
+    Language Models" (2023).
+    """
     frequencies, parameters = rotation.frequencies, rotation.parameters
     trained = float(rotation.trained_length)
     # A null stands for the ratio of both lengths; a file without the key is refused everywhere.
     factor = parameters["factor"]
     factor = rotation.longest / trained if factor is None else float(factor)
-
-    def pair_that_turns(times: float) -> float:
-        """Return the number of the pair that turns so often within the trained length."""
-        turns = trained / (times * 2 * math.pi)
-        return rotation.width * math.log(turns) / (2 * math.log(rotation.base))
-
-    first = pair_that_turns(float(parameters.get("beta_fast") or 32))
-    last = pair_that_turns(float(parameters.get("beta_slow") or 1))
+    fast_pair = _pair_that_turns(rotation, float(parameters.get("beta_fast") or 32))
+    slow_pair = _pair_that_turns(rotation, float(parameters.get("beta_slow") or 1))
     if parameters.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rotation.width - 1)
-    places = (np.arange(len(frequencies)) - first) / max(last - first, 1e-3)
-    ramp = np.clip(places, 0.0, 1.0)
-    return frequencies * (ramp / factor + 1 - ramp), _yarn_attention_factor(parameters, factor)
+        fast_pair, slow_pair = math.floor(fast_pair), math.ceil(slow_pair)
+    fast_pair, slow_pair = max(fast_pair, 0), min(slow_pair, rotation.width - 1)
+    pairs = np.arange(len(frequencies))
+    divided_share = np.clip((pairs - fast_pair) / max(slow_pair - fast_pair, 1e-3), 0.0, 1.0)
+    scaled_frequencies = frequencies * (divided_share / factor + 1 - divided_share)
+    return scaled_frequencies, _yarn_attention_factor(parameters, factor)
+
+
+def _pair_that_turns(rotation: Unscaled, times: float) -> float:
+    """Return the number of the pair that turns so many times within the trained length.
+
+    Pair k turns trained · base^(−2k/R) / 2π times, which is solved for k.
+    """
+    trained = float(rotation.trained_length)
+    power_of_base = trained / (times * 2 * math.pi)
+    return rotation.width * math.log(power_of_base) / (2 * math.log(rotation.base))
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """Return YaRN's attention factor, as the configuration sets it, or computed from weights."""
-    set_factor = parameters.get("attention_factor")
-    if set_factor is not None:
-        return float(set_factor)
-    whole, part = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if whole and part:
-        return yarn_amplitude(factor, whole) / yarn_amplitude(factor, part)
+    configured_factor = parameters.get("attention_factor")
+    if configured_factor is not None:
+        return float(configured_factor)
+    weight, weight_in_scale = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if weight and weight_in_scale:  # DeepSeek: a part of the amplitude is in the scale
+        return yarn_amplitude(factor, weight) / yarn_amplitude(factor, weight_in_scale)
     return yarn_amplitude(factor, 1.0)
 
 
 def yarn_amplitude(factor: float, weight: float) -> float:
-    """Return the amplitude of YaRN for a factor of the length.
+    """Return the amplitude of YaRN, 0.1 · weight · ln(factor) + 1, for a factor of the length.
 
     Examples
     --------

@@ -20,6 +20,7 @@ from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.families.expressions import PLAIN_KEY
 from wqk.families.layouts import (
+    MISFIT,
     Composed,
     Norm,
     Projection,
@@ -44,6 +45,15 @@ class Temperature(NamedTuple):
 
     Either a factor for each head, the exponential of the stored logarithm (H,), at most ``limit``;
     or a factor for each dimension of a head, the softplus of the stored number (R,).
+
+    Attributes
+    ----------
+    stored
+        The stored numbers.
+    of_head
+        Whether there is a factor for each head, not for each dimension.
+    limit
+        Largest factor of a head.
     """
 
     stored: Part
@@ -55,8 +65,9 @@ class Temperature(NamedTuple):
         xp = array_namespace(stored)
         if self.of_head:
             return xp.exp(stored.reshape(-1, 1)).clip(max=self.limit)
-        # The softplus log(1 + exp(x)), without overflow.
-        softplus = xp.log(1 + xp.exp(-xp.abs(stored))) + stored * (stored > 0)
+        # The softplus log(1 + exp(x)) is max(x, 0) + log(1 + exp(−|x|)), which does not overflow.
+        positive_part = stored * (stored > 0)
+        softplus = xp.log(1 + xp.exp(-xp.abs(stored))) + positive_part
         return softplus.reshape(1, -1)
 
 
@@ -114,8 +125,10 @@ class Side:
         if self.temperature is not None:
             yield "temperature", self.temperature.stored
         if self.norm is not None:
-            yield from (("norm", part) for part in self.norm.gain)
-            yield from (("norm_bias", part) for part in self.norm.bias)
+            for part in self.norm.gain:
+                yield "norm", part
+            for part in self.norm.bias:
+                yield "norm_bias", part
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -300,7 +313,8 @@ def _head_counts(config: Config, rule: AttentionRule, layer: int) -> _HeadCounts
     if pruned >= heads or key_heads not in (None, heads):
         raise CheckpointError(
             f"config.json: pruned_heads has {pruned} heads of layer {layer}, "
-            f"which has {heads} query heads and {key_heads or heads} key heads"
+            f"which has {heads} query heads and {key_heads or heads} key heads; expected fewer, of "
+            "layers with as many key heads; correct it"
         )
     return _HeadCounts(heads - pruned, None)
 
@@ -316,7 +330,7 @@ def _require_matrices(rule: AttentionRule, match: Match) -> None:
         elif rule.layout == "convolution" and set(shape[2:]) == {1}:
             dimensions = (3, 4)
         if len(shape) not in dimensions or 0 in shape:
-            raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")
+            raise CheckpointError(f"{tensor}: must be a matrix, got shape {shape}; {MISFIT}")
 
 
 def _separate(
@@ -434,14 +448,27 @@ def _with_head_axes(rule: AttentionRule, match: Match) -> Projections:
 
 
 def _with_axes(match: Match, tensor: str, axes: tuple[int, int, int]) -> Projection:
-    """Return a projection whose heads, R and inputs are these axes of a tensor."""
+    """Return a projection whose heads, R and inputs are, in this order, ``axes`` of a tensor.
+
+    Raises
+    ------
+    CheckpointError
+        The tensor has not three axes.
+    """
     shape = match.tensors[tensor].shape
+    heads_axis, width_axis, inputs_axis = axes
     if len(shape) != 3 or 0 in shape:
-        by_axis = dict(zip(axes, ("heads", "R", "D"), strict=True))
-        names = ", ".join(by_axis[axis] for axis in range(3))
-        raise CheckpointError(f"{tensor} must be ({names}), got shape {shape}")
-    heads, width, _ = (shape[axis] for axis in axes)
-    return Projection(tensor, None, transposed=False, heads=heads, head_width=width, axes=axes)
+        name_by_axis = {heads_axis: "heads", width_axis: "R", inputs_axis: "D"}
+        names = ", ".join(name_by_axis[axis] for axis in range(3))
+        raise CheckpointError(f"{tensor}: must be ({names}), got shape {shape}; {MISFIT}")
+    return Projection(
+        tensor,
+        None,
+        transposed=False,
+        heads=shape[heads_axis],
+        head_width=shape[width_axis],
+        axes=axes,
+    )
 
 
 def _in_sections(config: Config, rule: AttentionRule, match: Match) -> Projections:
@@ -452,7 +479,7 @@ def _in_sections(config: Config, rule: AttentionRule, match: Match) -> Projectio
 
     shape = match.tensors[match.query].shape
     if len(shape) != 2 or 0 in shape:
-        raise CheckpointError(f"{match.query} must be a matrix, got shape {shape}")
+        raise CheckpointError(f"{match.query}: must be a matrix, got shape {shape}; {MISFIT}")
     sections = []
     for role, *factors in rule.sections:
         heads = number(factors[0]) or 1
@@ -471,18 +498,27 @@ def _output(
         return None
     if rule.layout in HEAD_AXES:
         return Side(_with_axes(match, name, HEAD_AXES[rule.layout][1]))
-    stored_in_out = rule.layout == "conv1d"
+    # Of W_o, the columns belong to heads: stored (in, out), they are rows, and nothing is turned.
+    is_stored_in_out = rule.layout == "conv1d"
     shape = match.tensors[name].shape
     if len(shape) < 2 or 0 in shape:
-        raise CheckpointError(f"{name}: expected a matrix, got shape {shape}")
-    inputs = shape[0 if stored_in_out else 1]
+        raise CheckpointError(f"{name}: expected a matrix, got shape {shape}; {MISFIT}")
+    inputs = shape[0] if is_stored_in_out else shape[1]
     groups = 0
     if rule.layout == "convolution" and values is not None:
         groups = max(1, values.heads * values.head_width // inputs)
         inputs *= groups
     if inputs % heads:
-        raise CheckpointError(f"{inputs} inputs do not divide into {heads} heads")
-    return Side(Projection(name, None, not stored_in_out, heads, inputs // heads, groups=groups))
+        raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads; {MISFIT}")
+    projection = Projection(
+        name,
+        None,
+        transposed=not is_stored_in_out,
+        heads=heads,
+        head_width=inputs // heads,
+        groups=groups,
+    )
+    return Side(projection)
 
 
 def _composed(
@@ -493,12 +529,33 @@ def _composed(
     down: str | None,
     norm: tuple[str, ...],
 ) -> Projection | Composed:
-    """Return a projection of the latent that ``down`` makes; of the input itself without it."""
+    """Return a projection of the latent that ``down`` makes; of the input itself without it.
+
+    Parameters
+    ----------
+    config, rule, match
+        The configuration, the rule, and the layer's tensors.
+    outer
+        The projection from the latent to the heads.
+    down
+        Name of the weight that projects the input to the latent; None if there is no latent.
+    norm
+        Spellings of the norm of the latent.
+
+    Raises
+    ------
+    CheckpointError
+        The latent has no norm.
+    """
     if down is None:
         return outer
     gain = match.part(tuple(f"{name}.weight" for name in norm))
     if gain is None:
-        raise CheckpointError(f"incomplete, {down!r} has no norm after it")
+        expected = " or ".join(f"{name}.weight" for name in norm)
+        raise CheckpointError(
+            f"incomplete, {down!r} has no norm after it; expected {expected}; download the "
+            "checkpoint again"
+        )
     shape = match.tensors[outer.tensor].shape
     rank = shape[1] if outer.axes is None else shape[outer.axes[2]]
     latent_norm = Norm(rule.norm, (gain,), epsilon=_epsilon(config, rule.norm_epsilon, rule.norm))
@@ -531,13 +588,14 @@ def _latent(config: Config, rule: AttentionRule, match: Match, heads: int) -> Pr
     if key_down is None:
         raise CheckpointError(
             f"incomplete, {key!r} is there, but what comes before it is not; "
-            f"expected {rule.key_inner[0].replace('{layer}', str(match.index[0]))!r}"
+            f"expected {rule.key_inner[0].replace('{layer}', str(match.index[0]))!r}; download the "
+            "checkpoint again"
         )
     for tensor in (query, key):
         if _bias_of(tensor) in tensors:
             raise CheckpointError(
                 f"{_bias_of(tensor)}: a bias after the latent is not read; expected none, or "
-                "biases of the projections to the latents"
+                "biases of the projections to the latents; use another family (family=)"
             )
     rank = tensors[key].shape[1]
     content, position = _latent_widths(config, rule, tensors[key_down].shape[0], rank, key_down)
@@ -582,7 +640,7 @@ def _latent_widths(
         content, position = content + position, 0
     if outputs != rank + position:
         raise CheckpointError(
-            f"{key_down} must have {rank} outputs for the latent and {position} "
-            f"for positions, got {outputs}"
+            f"{key_down}: must have {rank} outputs for the latent and {position} "
+            f"for positions, got {outputs}; {MISFIT}"
         )
     return content, position

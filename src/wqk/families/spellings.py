@@ -96,8 +96,11 @@ class Match:
             # The name of a bare parameter already ends in weight.
             stem = weight_name(spelling).removesuffix("weight")
             for ending in NORM_ENDINGS[kind]:
-                names = [stem.replace("{head}", str(head)) + ending for head in range(count)]
-                parts = [part for part in (self.part((name,)) for name in names) if part]
+                parts = []
+                for head in range(count):
+                    part = self.part((stem.replace("{head}", str(head)) + ending,))
+                    if part is not None:
+                        parts.append(part)
                 if len(parts) == count:
                     return tuple(parts)
         return ()
@@ -108,11 +111,11 @@ class Match:
 
     def _filled(self, spelling: str) -> str:
         """Return the full name; ``{last}`` is the highest number that a tensor has there."""
-        before, mark, after = spelling.partition("{last}")
-        if mark:
+        before, placeholder, after = spelling.partition("{last}")
+        if placeholder:
             pattern = rf"{re.escape(self.prefix + before)}([0-9]{{1,9}}){re.escape(after)}"
-            matches = (re.fullmatch(pattern, name) for name in self.tensors)
-            last = max((int(match[1]) for match in matches if match), default=0)
+            matches = filter(None, (re.fullmatch(pattern, name) for name in self.tensors))
+            last = max((int(match[1]) for match in matches), default=0)
             spelling = f"{before}{last}{after}"
         return self.prefix + _fill(spelling, self.index)
 
@@ -156,7 +159,8 @@ def _layers_of_spelling(
     if len(all_prefixes) > 1 and prefix:  # a tensor of exactly this name is the intended one
         raise CheckpointError(
             f"two sets of tensors match {query!r}, under "
-            f"{prefix!r} and {all_prefixes[1]!r}; name one with a family file"
+            f"{prefix!r} and {all_prefixes[1]!r}; expected one; name it with a family file "
+            "(family=FILE.toml)"
         )
     if rule.exact:
         _require_shared(prefix, query, tensors)
@@ -176,7 +180,9 @@ def _layers_of_spelling(
         if not missing:
             layers.append(Match(tensors, index, query_name, key_name, prefix))
         elif not rule.between and not _is_in_recurrence(stem, tensors):
-            raise CheckpointError(f"incomplete, tensor {missing[0]!r} is missing")
+            raise CheckpointError(
+                f"incomplete, tensor {missing[0]!r} is missing; download the checkpoint again"
+            )
     return layers
 
 
@@ -207,7 +213,8 @@ def require_whole_layers(tensors: Tensors, rules: Sequence[AttentionRule]) -> No
                 prefix, layer = _place(match)
                 if prefix in known_prefixes and (prefix, layer) not in with_queries:
                     raise CheckpointError(
-                        f"incomplete, layer {layer} has {match[0]!r}, but no queries"
+                        f"incomplete, layer {layer} has {match[0]!r}, but no queries; download the "
+                        "checkpoint again"
                     )
 
 
@@ -239,22 +246,24 @@ def _require_plain_weights(
 
 def _require_shared(prefix: str, spelling: str, tensors: Tensors) -> None:
     """Check that a prefix that a family file leaves out precedes all attention of the model."""
-    foreign = (c.query for c in candidates(tensors) if not c.query.startswith(prefix))
-    query = next(foreign, None)
-    if prefix and query:
+    if not prefix:
+        return
+    all_queries = [candidate.query for candidate in candidates(tensors)]
+    query = next((query for query in all_queries if not query.startswith(prefix)), None)
+    if query:
         raise CheckpointError(
             f"the family file names {spelling!r}, which is there only under {prefix!r}, "
-            f"beside {query!r}; write the whole name, {prefix + spelling!r}"
+            f"beside {query!r}; expected the whole name; write {prefix + spelling!r}"
         )
 
 
 def prefixes(tensors: Tensors, rule: AttentionRule) -> dict[str, list[str]]:
     """Return full names of query weights that match any spelling of a rule, by their prefix."""
-    by_prefix: dict[str, list[str]] = {}
+    names_by_prefix: dict[str, list[str]] = {}
     for spelling in rule.fused or rule.query:
         for match in _matching_names(tensors, spelling, rule.prefix):
-            by_prefix.setdefault(match["prefix"], []).append(match[0])
-    return by_prefix
+            names_by_prefix.setdefault(match["prefix"], []).append(match[0])
+    return names_by_prefix
 
 
 def _matching_names(tensors: Tensors, spelling: str, prefix: str | None) -> list[re.Match[str]]:

@@ -78,8 +78,8 @@ class Span(Window):
 
     def allows(self, query: Any, key: Any) -> Any:
         """Return whether the key is at most ``back`` before and ``ahead`` after the query."""
-        distance = query - key
-        return (distance <= self.back) & (-distance <= self.ahead)
+        tokens_back = query - key
+        return (tokens_back <= self.back) & (-tokens_back <= self.ahead)
 
     def __str__(self) -> str:
         return f"{self.back} back, {self.ahead} ahead" if self.size is None else str(self.size)
@@ -226,11 +226,28 @@ def _has_window(config: Config, keys: Sequence[str], layer: int, size: int | Non
 
 
 def _span(size: int, counts: str, causal: bool, lifted: bool) -> Span:
-    """Return the span of a window of this size; ``counts`` is the rule's ``window_counts``."""
-    if counts == "each side" or lifted:
-        size *= 2
-    elif counts == "itself" and not causal:
+    """Return the span of a window of this size.
+
+    Parameters
+    ----------
+    size
+        The configured size.
+    counts
+        Tokens that the size counts, the rule's ``window_counts``: those on ``each side``; those on
+        both sides and ``itself``; or, if empty, those on both sides, or with a causal mask those
+        before the query with its own.
+    causal, lifted
+        As in `window_of`.
+
+    Examples
+    --------
+    >>> str(_span(8, "", causal=True, lifted=False)), str(_span(8, "itself", False, False))
+    ('8', '3 back, 4 ahead')
+    """
+    if counts == "itself" and not causal and not lifted:
         return Span(back=(size - 1) // 2, ahead=size // 2)
+    counts_one_side = counts == "each side" or lifted
+    whole_size = 2 * size if counts_one_side else size
     if causal:
-        return Span(back=size - 1, ahead=0, size=size)
-    return Span(back=size // 2, ahead=size // 2, size=size)
+        return Span(back=whole_size - 1, ahead=0, size=whole_size)
+    return Span(back=whole_size // 2, ahead=whole_size // 2, size=whole_size)

@@ -22,7 +22,7 @@ from wqk.checkpoints import Part, TensorInfo
 from wqk.checkpoints.checkpoint import View
 from wqk.errors import CheckpointError
 from wqk.families import Composed, Norm, Projection
-from wqk.families.naming import NAMES, embedding_table
+from wqk.families.naming import EMBEDDING_NAMES, embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness.tensor_roles import layer_of, names_in_forms
@@ -143,7 +143,7 @@ class Turned(View):
         for name in self._names:
             shape = tensors[name].shape
             reads = len(shape) > 1 and shape[-1:] in shapes
-            if not reads or name in formed or NAMES.fullmatch(name):
+            if not reads or name in formed or EMBEDDING_NAMES.fullmatch(name):
                 continue
             gains_of_layer = gains_by_layer.get(layer_of(name), [])
             unformed = [gain for gain in gains_of_layer if gain not in formed]
