@@ -258,7 +258,7 @@ def _has_width(prefix: str, component: ModelComponent, tensors: Tensors) -> bool
 def _has_depth(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
     """Return whether there are as many query weights under the prefix as configured layers."""
     depth = _first_value(component.config, DEPTHS)
-    return len(component.queries(tensors, prefix)) == depth
+    return bool(len(component.queries(tensors, prefix)) == depth)
 
 
 def _first_value(config: Mapping[str, Any], keys: Sequence[str]) -> Any:

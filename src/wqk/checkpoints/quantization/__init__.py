@@ -323,14 +323,14 @@ class _Finder:
                     )
         if self.settings.values.get("quantization_status") in UNCOMPRESSED:
             return
-        endings = SCALES_OF_PLAIN
+        endings: tuple[str, ...] = SCALES_OF_PLAIN
         if self.settings.method == "mlx":
             endings = (*SCALES_OF_PLAIN, ".scales")
         for name in unused_names:
-            ending = next((ending for ending in endings if name.endswith(ending)), None)
-            if ending is None:
+            scale_ending = next(filter(name.endswith, endings), None)
+            if scale_ending is None:
                 continue
-            weight = f"{name.removesuffix(ending)}.weight"
+            weight = f"{name.removesuffix(scale_ending)}.weight"
             if weight in self.source.tensors:
                 raise CheckpointError(
                     f"{name}: lies next to {weight}, which is stored plain, as "
