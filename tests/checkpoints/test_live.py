@@ -118,7 +118,7 @@ def test_numbers_that_are_not_weights_are_refused(value, name):
 def test_parameters_without_values_are_refused():
     model = torch.nn.Linear(3, 3, device="meta")
     with pytest.raises(
-        CheckpointError, match="weight is on the meta device, so its values are not"
+        CheckpointError, match="weight: is on the meta device, so its values are not"
     ):
         open_checkpoint(model).read([Part("weight")])
 

@@ -319,7 +319,7 @@ def test_other_configurations_are_not(folder, config):
 def test_a_quantization_without_keys_is_refused(folder):
     write(folder)
     write_json(folder / "config.json", {"quantization_config": "?"})
-    with pytest.raises(CheckpointError, match="quantization_config must have keys, got '\\?'"):
+    with pytest.raises(CheckpointError, match="must have keys; expected an object, got '\\?'"):
         open_checkpoint(folder)
 
 

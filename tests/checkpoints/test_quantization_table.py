@@ -277,12 +277,12 @@ def test_modules_of_other_bits_take_the_group_that_targets_them(tmp_path: Path) 
 
 # One matrix in two ways, and global scales of one library under the name of another.
 CONTRADICTIONS: list[tuple[str, dict[str, torch.Tensor], str]] = [
-    ("gptq-3", {"weight": torch.ones(32, 64)}, r"a\.weight lies next to a weight of GPTQ"),
+    ("gptq-3", {"weight": torch.ones(32, 64)}, r"a\.weight: lies next to a weight of GPTQ"),
     ("fp8", {"weight_scale": torch.tensor(1.0)}, "weight_scale are both there"),
     ("mxfp4-pack-quantized-4-group", {"weight_global_scale": torch.ones(1)}, "leaves open"),
     ("modelopt-nvfp4", {"weight_global_scale": torch.ones(1)}, "weight_global_scale"),
     ("nvfp4-pack-quantized-4-tensor_group", {"weight_scale_2": torch.ones(1)}, "weight_scale_2"),
-    ("hqq-4-axis1", {"axis": torch.tensor(0)}, r"a\.axis is \[0\]"),
+    ("hqq-4-axis1", {"axis": torch.tensor(0)}, r"a\.axis: .* expected 1, got \[0\]"),
     ("awq", {"weight_packed": torch.ones((32, 8), dtype=torch.int32)}, "weight_packed"),
 ]
 
@@ -312,17 +312,52 @@ def test_one_row_of_hqq_codes_has_the_axis_that_is_stored(axis: int, tmp_path: P
     np.testing.assert_allclose(values, expected, rtol=1e-6)
 
 
+INT8_OF_COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "all": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "tensor"},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_scale_of_all_may_have_any_number_of_axes(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    codes = torch.arange(32, dtype=torch.int8).reshape(4, 8)
+    tensors = {"a.weight": codes, "a.weight_scale": torch.full(shape, 0.5)}
+    modelopt = save(
+        tmp_path / "modelopt", tensors, {"quantization_config": {"quant_method": "modelopt"}}
+    )
+    (values,) = open_checkpoint(modelopt).read([Part("a.weight")])
+    np.testing.assert_array_equal(values, codes.numpy() * 0.5)
+    tensors["a.weight_zero_point"] = torch.full(shape, 3, dtype=torch.int8)
+    compressed = save(tmp_path / "compressed", tensors, {"quantization_config": INT8_OF_COMPRESSED})
+    (values,) = open_checkpoint(compressed).read([Part("a.weight")])
+    np.testing.assert_array_equal(values, (codes.numpy() - 3.0) * 0.5)
+
+
+def test_a_scale_without_axes_is_none_of_rows(tmp_path: Path) -> None:
+    tensors = {"a.weight": torch.ones(1, 8, dtype=torch.int8), "a.SCB": torch.tensor(0.5)}
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    with pytest.raises(CheckpointError, match=r"a\.SCB: .* expected the shape \(1,\), got \(\)"):
+        open_checkpoint(save(tmp_path, tensors, config))
+
+
 def test_orphans_are_refused_by_name(tmp_path: Path) -> None:
     for ending in ("qweight", "weight_packed", "pre_quant_scale", "weight_scale_2"):
         tensors = {f"a.{ending}": torch.ones(64), "a.weight": torch.ones(32, 64)}
-        with pytest.raises(CheckpointError, match=rf"a\.{ending} belongs to a quantized weight"):
+        with pytest.raises(CheckpointError, match=rf"a\.{ending}: belongs to a quantized weight"):
             open_checkpoint(save(tmp_path, tensors, {}))
 
 
 @pytest.mark.parametrize("ending", ["weight_scale", "weight_scale_inv", "weight_g_idx", "SCB"])
 def test_scales_next_to_a_plain_weight_are_refused(ending: str, tmp_path: Path) -> None:
     tensors = {"a.weight": torch.ones(32, 64), f"a.{ending}": torch.ones(32, 1)}
-    with pytest.raises(CheckpointError, match=rf"a\.{ending} lies next to a\.weight, .* plain"):
+    with pytest.raises(CheckpointError, match=rf"a\.{ending}: lies next to a\.weight, .* plain"):
         open_checkpoint(save(tmp_path, tensors, {}))
     settings = {"quant_method": "compressed-tensors", "quantization_status": "frozen"}
     config = {"quantization_config": settings}

@@ -293,7 +293,7 @@ def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) 
     alone = Module(pair("model.layers.0"), CONFIG)
     assert wqk.open(alone, family=str(family))[0].head_count == 4
     module = Module(pair("model.text.layers.0") | pair("model.vision.blocks.0"), CONFIG)
-    with pytest.raises(CheckpointError, match=r"write the whole name, 'model\.text\.layers"):
+    with pytest.raises(CheckpointError, match=r"the whole name; write 'model\.text\.layers"):
         wqk.open(module, family=str(family))[0]
     family.write_text(family.read_text().replace('"layers', '"model.text.layers'))
     assert wqk.open(module, family=str(family))[0].head_count == 4

@@ -253,7 +253,7 @@ def _require_shared(prefix: str, spelling: str, tensors: Tensors) -> None:
     if query:
         raise CheckpointError(
             f"the family file names {spelling!r}, which is there only under {prefix!r}, "
-            f"beside {query!r}; expected the whole name; write {prefix + spelling!r}"
+            f"next to {query!r}; expected the whole name; write {prefix + spelling!r}"
         )
 
 

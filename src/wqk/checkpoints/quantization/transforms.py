@@ -467,8 +467,8 @@ class _Rotation:
             return np.asarray(matrix)  # of an inverse, the inverse is stored
         if not (np.abs(matrix) == 1).all():
             raise CheckpointError(
-                f"{self.components[role].name}: is no Hadamard matrix, whose entries must be 1 and "
-                f"-1; {REQUANTIZE}"
+                f"{self.components[role].name}: must have the entries 1 and -1 of a Hadamard "
+                f"matrix; {REQUANTIZE}"
             )
         direction = matrix.T if self.transform.inverse else matrix
         return np.asarray(direction / self.width**0.5)
