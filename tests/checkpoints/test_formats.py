@@ -185,7 +185,7 @@ def test_a_conversion_that_forgets_the_rotary_order_is_named(tmp_path: Path, fol
 def test_parts_that_are_missing_are_noticed(folder: Path) -> None:
     first, second = split(original(), 2, 1)
     torch.save(first, folder / "consolidated.00.pth")
-    with pytest.raises(CheckpointError, match=r"24 rows, and params\.json says 6 heads of width 8"):
+    with pytest.raises(CheckpointError, match=r"24 rows, and params\.json sets 6 heads of width 8"):
         wqk.scan(folder)
     torch.save(second, folder / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match="one of 2 files that each hold some rows"):

@@ -378,7 +378,11 @@ class AdaptedCheckpoint(Checkpoint):
             return adapted.astype(array.dtype) if self._rounded else adapted
 
     def _with_magnitudes(self, part: Part, array: np.ndarray) -> np.ndarray:
-        """Return rows of a tensor that DoRA decomposes: norms need whole rows, or all of it."""
+        """Return rows of a tensor that DoRA decomposes, with magnitudes.
+
+        ``array`` are the rows of the base model. Of a weight that is stored (in, out), the norm of
+        an output needs all rows, and all of the tensor is read.
+        """
         update = self.decomposed(part.name)
         assert update is not None
         shape = self.info(part.name).shape

@@ -126,10 +126,21 @@ def open_base(
 ) -> Checkpoint:
     """Open the base model of an adapter from the hub, or ``base`` in its place.
 
+    Parameters
+    ----------
+    adapter
+        The adapter, which names a base model.
+    base
+        Path or Hub id of another base model; None for the one that the adapter names.
+    **settings
+        Login and cache; see `HubAccess`.
+
     Raises
     ------
     CheckpointError
-        The base model is missing.
+        The name of the base model is neither a path that exists nor a Hub id.
+    HubError
+        The hub does not provide the base model.
     """
     if base is not None and exists(Path(base)):
         return open_local(Path(base))

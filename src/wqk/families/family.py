@@ -153,7 +153,8 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     """Return a table with everything that is inherited from the shipped family in ``like``.
 
     ``[change]`` replaces keys of every attention of that family; ``[change.self]`` and
-    ``[change.cross]`` replace keys of the attention of one kind.
+    ``[change.cross]`` replace keys of the attention of one kind. Other keys of the table replace
+    those of the family: ``model_types``, or ``[[attention]]`` tables for all of its attention.
 
     Examples
     --------
@@ -162,7 +163,7 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     'interleaved'
     """
     if isinstance(table.get("attention"), list):
-        table["attention"] = _repeated(table["attention"], source)
+        table["attention"] = _with_earlier_tables(table["attention"], source)
     like, changes = table.pop("like", None), table.pop("change", {})
     if like is None and not changes:
         return table
@@ -192,12 +193,12 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     return {**base, "attention": rules, **table}
 
 
-def _repeated(rules: list[Any], source: str) -> list[Any]:
-    """Return the tables with the keys of the earlier table in ``like``, by number.
+def _with_earlier_tables(rules: list[Any], source: str) -> list[Any]:
+    """Return the tables of attention, each with the keys of the earlier table in ``like``.
 
     Examples
     --------
-    >>> _repeated([{"query": "q", "key": "k"}, {"like": 0, "key": "c"}], "toy.toml")[1]
+    >>> _with_earlier_tables([{"query": "q", "key": "k"}, {"like": 0, "key": "c"}], "toy.toml")[1]
     {'query': 'q', 'key': 'c'}
     """
     whole: list[Any] = []

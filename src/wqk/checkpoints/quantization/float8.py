@@ -173,11 +173,12 @@ def _are_exponents(module: Module, ending: str, exponents_in_bytes: bool) -> boo
     dtype = module.info(ending).dtype
     if dtype == "F8_E8M0" or (dtype == "U8" and exponents_in_bytes):
         return True
-    if dtype not in (*FLOATS.split(), "F64"):
+    float_types = (*FLOATS.split(), "F64")
+    if dtype not in float_types:
         raise module.error(
             ending,
             "scales must have a floating-point type",
-            expected=FLOATS.replace(" ", ", "),
+            expected=", ".join(float_types),
             actual=dtype,
         )
     return False

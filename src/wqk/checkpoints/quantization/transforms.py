@@ -226,7 +226,11 @@ class Transforms:
 
     @property
     def note(self) -> str:
-        """Sentence about rotations that stay in the stored weights; empty without any."""
+        """Sentence about rotations that stay in the stored weights.
+
+        Empty if no weight is stored rotated, or if rotations act while the model runs, which undo
+        those in the weights.
+        """
         places = {transform.location for transform in self.transforms}
         if places.isdisjoint(STORED_PLACES) or not places.isdisjoint(RUNNING_PLACES):
             return ""
