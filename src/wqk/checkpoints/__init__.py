@@ -121,7 +121,8 @@ def _open(
     if not isinstance(ref, str | os.PathLike) or ref == "":
         got = "an empty name" if ref == "" else type(ref).__name__
         raise CheckpointError(
-            f"a checkpoint must be a path, a Hub id, an nn.Module or a state dict, got {got}"
+            f"a checkpoint must be a path, a Hub id, an nn.Module or a state dict, got {got}; pass "
+            "one of these"
         )
     path, name = Path(ref), str(ref)
     repository, at, named_revision = name.partition("@")

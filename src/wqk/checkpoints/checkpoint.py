@@ -301,7 +301,10 @@ class Checkpoint(ABC):
         try:
             return self.tensors()[name]
         except KeyError:
-            raise CheckpointError(f"{self.name}: no tensor named {name!r}") from None
+            raise CheckpointError(
+                f"{self.name}: no tensor named {name!r}; wqk.open(...).checkpoint.tensors() has all "
+                "names"
+            ) from None
 
     def __repr__(self) -> str:
         revision = f", revision {self.revision}" if self.revision else ""

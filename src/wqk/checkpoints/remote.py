@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wqk.storage.references import HubAccess
 
 # End of the error for a file that only the network provides.
-OFFLINE = "is not in the cache, and fetching is disabled"
+OFFLINE = "is not in the cache, and fetching is disabled; allow fetching, or download it first"
 
 
 @dataclass(frozen=True)

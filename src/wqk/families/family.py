@@ -140,13 +140,18 @@ def _toml(text: str, source: str) -> dict[str, Any]:
     """Return the tables of a text of TOML; `UnknownFamily` for a text that is hostile or wrong."""
     nested = re.search(r"(\.\s*[\w\"'-]+\s*){50}", text)
     if len(text) > LARGEST_FILE or nested or re.search(r"\S{1000}", text):
-        raise UnknownFamily(f"{source}: too long or too deeply nested for a family file")
+        raise UnknownFamily(
+            f"{source}: too long or too deeply nested for a family file; expected at most "
+            f"{LARGEST_FILE:,} characters, got {len(text):,}; split it"
+        )
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise UnknownFamily(f"{source}: too deeply nested for a family file") from None
+        raise UnknownFamily(
+            f"{source}: too deeply nested for a family file; write its tables side by side"
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
+        raise UnknownFamily(f"{source}: not valid TOML ({error}); correct it") from None
 
 
 def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
