@@ -302,8 +302,8 @@ class Checkpoint(ABC):
             return self.tensors()[name]
         except KeyError:
             raise CheckpointError(
-                f"{self.name}: no tensor named {name!r}; wqk.open(...).checkpoint.tensors() has all "
-                "names"
+                f"{self.name}: no tensor named {name!r}; expected one of the "
+                f"{len(self.tensors()):,} names in its tensors()"
             ) from None
 
     def __repr__(self) -> str:

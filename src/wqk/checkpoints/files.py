@@ -71,7 +71,7 @@ DOWNLOAD = "download or save the file again"
 def refuse_pointer(start: bytes | bytearray) -> None:
     """Refuse the text that stands for a large file in a clone without Git LFS."""
     if start.startswith(b"version "):
-        raise CheckpointError("is a Git LFS pointer, not the weights; run git lfs pull")
+        raise CheckpointError("a Git LFS pointer, not the weights; run git lfs pull")
 
 
 def is_text(name: str) -> bool:

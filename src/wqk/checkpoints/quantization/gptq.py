@@ -313,15 +313,15 @@ def _with_one_added(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     becomes 0, and carries one into the next code of the word. Codes of 3 bits, which lie across
     words, are added to one by one, without a carry.
     """
-    words = np.ascontiguousarray(packed).view(np.uint32)
+    packed_words = np.ascontiguousarray(packed).view(np.uint32)
     if bits == 3:
-        codes = (unpacked(words, 3, count) + 1) & 0b111
+        codes = (unpacked(packed_words, 3, count) + 1) & 0b111
         bits_of_codes = (codes[..., None] >> np.arange(3)) & 1  # (rows, count, 3), lowest first
-        bits_of_rows = bits_of_codes.reshape(len(words), 3 * count).astype(np.uint8)
+        bits_of_rows = bits_of_codes.reshape(len(packed_words), 3 * count).astype(np.uint8)
         bytes_of_rows = np.packbits(bits_of_rows, axis=1, bitorder="little")
         return bytes_of_rows.view(np.uint32)
     one_in_each_code = sum(1 << shift for shift in range(0, 32, bits))
-    return words + np.uint32(one_in_each_code)
+    return packed_words + np.uint32(one_in_each_code)
 
 
 def _open_awq(module: Module, settings: GptqSettings) -> QuantizedMatrix:
@@ -366,8 +366,8 @@ def _awq_codes(packed: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the codes of some outputs, (outputs, n), from words (n, O/8), as int32."""
     place_by_output = np.argsort(AWQ_ORDER)  # place in the word, counted from the lowest bits
     shifts = (4 * place_by_output[outputs % 8]).astype(np.uint32)
-    words = packed.view(np.uint32)[:, outputs // 8]
-    codes = (words >> shifts) & np.uint32(0b1111)
+    packed_words = packed.view(np.uint32)[:, outputs // 8]
+    codes = (packed_words >> shifts) & np.uint32(0b1111)
     return np.asarray(codes.T, np.int32)
 
 

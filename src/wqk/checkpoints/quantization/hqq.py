@@ -106,13 +106,13 @@ def _code_matrix(module: Module) -> _CodeMatrix:
     scales_shape = module.shape(".scale", FLOATS)
     outputs, inputs = _stored_shape(module)
     used_bits = _used_bits(module, packing)
-    code_rows, rest = divmod(outputs * inputs, width)
+    code_rows, remainder = divmod(outputs * inputs, width)
     fitting_axes = []
     if scales_shape == (code_rows, 1):
         fitting_axes.append(1)
     if scales_shape == (1, width):
         fitting_axes.append(0)
-    has_words = rest == 0 and word_rows == ceil_divide(code_rows, packing.codes_of_word)
+    has_words = remainder == 0 and word_rows == ceil_divide(code_rows, packing.codes_of_word)
     if not has_words or not fitting_axes or module.shape(".zero", FLOATS) != scales_shape:
         raise module.error(
             "",

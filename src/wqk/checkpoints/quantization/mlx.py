@@ -174,9 +174,9 @@ def _floats(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
     scales_shape = module.shape(".scales", "U8")
     mode = FLOAT_MODES[scheme.mode]
     inputs = 32 * row_words // mode.bits
-    groups, rest = divmod(inputs, mode.columns)
+    groups, remainder = divmod(inputs, mode.columns)
     is_configured = scheme.bits in (None, mode.bits) and scheme.group in (None, mode.columns)
-    if not is_configured or scales_shape != (outputs, groups) or rest:
+    if not is_configured or scales_shape != (outputs, groups) or remainder:
         raise module.error(
             ".weight",
             f"its words, its scales and the configuration are not those of {scheme.mode}",
