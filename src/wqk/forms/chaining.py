@@ -370,7 +370,7 @@ class RotatedMoments(NamedTuple):
 
 
 def _rotated_moments(side: End) -> RotatedMoments:
-    """Return the moments of P₂₂ from the traces of Gⁿ, which has its nonzero eigenvalues."""
+    """Return the moments of P₂₂ from the traces of Gⁿ: G has the nonzero eigenvalues of P₂₂."""
     m = side.rotated
     trace, square, cube = side.traces.T
     return RotatedMoments(

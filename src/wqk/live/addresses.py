@@ -51,7 +51,20 @@ PROVEN: WeakKeyDictionary[Any, Mapping[Place, Learned]] = WeakKeyDictionary()
 
 
 def network_of(model: Any, what: str) -> Any:
-    """Return the `nn.Module` of a module or a `Model`; ``what`` is done to it."""
+    """Return the `nn.Module` of a module or a `Model`.
+
+    Parameters
+    ----------
+    model
+        The module, or a `Model` opened from one.
+    what
+        Participle for the error: what the caller does to the model, such as ``run``.
+
+    Raises
+    ------
+    CheckpointError
+        The model is no module, but a reference to a checkpoint.
+    """
     network = model.ref if isinstance(model, Model) else model
     if not hasattr(network, "named_modules"):
         raise CheckpointError(
@@ -106,7 +119,7 @@ def is_known(plan: AttentionPlan, network: Any, modules: dict[str, Any]) -> bool
     if not plan.rule.guess or network in PROVEN:
         return True
     module: Any = modules.get(module_of(plan.query.tensor))
-    return is_pytorch_s(module) and module.bias_k is None and not module.add_zero_attn
+    return is_pytorch_attention(module) and module.bias_k is None and not module.add_zero_attn
 
 
 def plain_modules(network: Any) -> dict[str, Any]:
@@ -117,8 +130,8 @@ def plain_modules(network: Any) -> dict[str, Any]:
     }
 
 
-def is_pytorch_s(module: Any) -> bool:
-    """Return whether it is PyTorch's own attention."""
+def is_pytorch_attention(module: Any) -> bool:
+    """Return whether a module is PyTorch's own attention."""
     from torch.nn import MultiheadAttention
 
     return isinstance(module, MultiheadAttention)
@@ -136,12 +149,26 @@ def parent_of(plan: AttentionPlan) -> str:
 
 def _parent_of_both(query: list[str], key: list[str]) -> list[str]:
     """Return the path of the module around two others; the query's, if layers share keys."""
-    depth = 0
-    while query[depth : depth + 1] == key[depth : depth + 1] != []:
+    depth = 0  # the number of names that both paths begin with
+    for query_name, key_name in zip(query, key, strict=False):
+        if query_name != key_name:
+            has_key_of_other_layer = query_name.isdigit() and key_name.isdigit()
+            return query[:-1] if has_key_of_other_layer else query[:depth]
         depth += 1
-    differing = "".join(query[depth : depth + 1]), "".join(key[depth : depth + 1])
-    has_key_of_other_layer = all(name.isdigit() for name in differing)
-    return query[:-1] if has_key_of_other_layer else query[:depth]
+    return query[:depth]
+
+
+def title_of(name: Place | str) -> str:
+    """Return the name of a block in sentences: ``decoder self, layer 2``, or the module's path."""
+    if isinstance(name, str):
+        return name
+    stack, kind, layer = name
+    return f"{stack} {kind}, layer {layer}"
+
+
+def subject_of(plan: AttentionPlan) -> str:
+    """Return the subject of a note on a plan's block: ``decoder self layer 2``."""
+    return f"{plan.stack} {plan.kind} layer {plan.layer}"
 
 
 @dataclass(frozen=True)
@@ -178,15 +205,16 @@ class BlockIndex:
         self._plans: WeakKeyDictionary[Any, list[AttentionPlan]] = WeakKeyDictionary()
         modules = plain_modules(unwrapped(network))
         for plan in plans:
-            query_module = modules.get(module_of(plan.query.tensor))
-            runs = query_module if is_pytorch_s(query_module) else modules.get(parent_of(plan))
-            if runs is None:
+            module = modules.get(module_of(plan.query.tensor))
+            if not is_pytorch_attention(module):
+                module = modules.get(parent_of(plan))
+            if module is None:
                 raise UnknownFamily(
                     f"no module is called {parent_of(plan)!r} while the model runs, where "
                     f"{plan.query.tensor} is made of other weights when it is saved; its attention "
                     "cannot be followed"
                 )
-            self._plans.setdefault(runs, []).append(plan)
+            self._plans.setdefault(module, []).append(plan)
 
     def plans_of(self, call: ObservedCall) -> list[AttentionPlan]:
         """Plans of the block that a call belongs to: several if layers share their module."""
@@ -218,9 +246,10 @@ def _is_joint(plans: Sequence[AttentionPlan]) -> bool:
     In diffusion transformers, a text and a picture attend to each other and themselves. What is
     observed of the joint attention is reported for each of its forms.
     """
-    sides = {(plan.query.tensor, plan.key.tensor) for plan in plans}
-    queries, keys = ({side[index] for side in sides} for index in (0, 1))
-    return len(queries) > 1 and len(sides) == len(queries) * len(keys)
+    queries = {plan.query.tensor for plan in plans}
+    keys = {plan.key.tensor for plan in plans}
+    pairs = {(plan.query.tensor, plan.key.tensor) for plan in plans}
+    return len(queries) > 1 and len(pairs) == len(queries) * len(keys)
 
 
 def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPlan]:

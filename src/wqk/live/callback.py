@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,11 +46,11 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     folder
         The run's folder, such as the Trainer's ``output_dir``.
     clip
-        Rescale the heads whose largest attention logit exceeds this, by `wqk.clip_`; which heads at
-        which steps goes to ``clips.jsonl``. None for no clipping.
+        Limit of the largest attention logit: `wqk.clip_` rescales the heads that exceed the limit.
+        Steps and heads are written to ``clips.jsonl``. None for no clipping.
     clip_every
-        After how many steps, by the logits of the last of them. With `torch.compile`, steps whose
-        logits are measured run uncompiled: choose 10 or more.
+        Number of steps from one clipping to the next, by the logits of the last step. With
+        `torch.compile`, steps whose logits are measured run uncompiled: choose 10 or more.
     family, heads_per_layer
         How to read the Trainer's model: see `wqk.open`.
     every, steps, ...
@@ -74,7 +75,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         heads_per_layer: int | None = None,
         **options: Any,
     ) -> None:
-        inspect.signature(Monitor).bind(None, **options)  # a TypeError for what it does not take
+        inspect.signature(Monitor).bind(None, **options)  # a TypeError for other options
         self.folder = Path(folder)
         self._clip, self._clip_every = clip, clip_every
         self._clipper: Clipper | None = None
@@ -148,24 +149,28 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         if medians and self._trainer is not None:
             assert self.monitor is not None
             share = self.monitor.costs[-1].share
-            medians |= {"wqk/look_share": share} if share == share else {}
-            medians |= {} if self._clip is None else {"wqk/clipped_heads": float(self._clipped)}
+            if not math.isnan(share):
+                medians["wqk/look_share"] = share
+            if self._clip is not None:
+                medians["wqk/clipped_heads"] = float(self._clipped)
             self._clipped = 0
             should_log = control.should_log  # which the Trainer resets whenever it logs
             self._trainer.log(medians)
             control.should_log = should_log
 
     def _require_model(self, model: Any) -> None:
+        """Raise the errors of `Monitor` and `Clipper` about a model."""
         Tracker(self._opened(model), "")
         if self._clip is not None:
             self._clipper_of(model)
 
     def _clipper_of(self, model: Any) -> Clipper:
+        """Return the clipper of a model, which writes to ``clips.jsonl``."""
         assert self._clip is not None
         return Clipper(self._opened(model), self._clip, self.folder / CLIPS, self._clip_every)
 
     def _opened(self, model: Any) -> Any:
-        """Return the model, and how to read it if that was said."""
+        """Return the model itself, or opened with the family and the number of heads."""
         if self._family is None and self._heads_per_layer is None:
             return model
         return open_model(model, family=self._family, heads_per_layer=self._heads_per_layer)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-# Entries of a tile on the processor, where tiles stay in the cache, and on an accelerator.
+# Entries of a tile: on a processor, where tiles stay in the cache, and on an accelerator.
 CACHED_TILE, DEVICE_TILE = 2**19, 2**25
 
-# A pair whose score lies this far below its logit is hidden. Masks add -10,000 or less; a part of
-# the logit is allowed for besides, as scores in half precision are rounded.
-HIDDEN, ROUNDED = -5e3, 0.02
+# A pair whose score lies this far below its logit is hidden: masks add −10,000 or less.
+HIDDEN = -5e3
+# In half precision, rounding may lower a score by this share of its logit besides.
+ROUNDED = 0.02
 
 # Names under which modules keep the number of their heads.
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
@@ -37,6 +38,17 @@ class Band(NamedTuple):
     back: int | None
     ahead: int | None
     offset: int = 0
+
+    def shows(self, distance: torch.Tensor) -> torch.Tensor:
+        """Mask of the distances (I, J) of a query from a key, i + offset − j, that are visible."""
+        import torch
+
+        shown = torch.ones_like(distance, dtype=torch.bool)
+        if self.ahead is not None:
+            shown &= distance >= -self.ahead
+        if self.back is not None:
+            shown &= distance <= self.back
+        return shown
 
 
 class RunningModule(NamedTuple):
@@ -152,24 +164,22 @@ class ObservedCall:
         return tensor.device
 
     def first(self, sequences: int) -> ObservedCall:
-        """Return the call of its first sequences alone."""
+        """Return the call of the first sequences alone."""
         if sequences >= self.shape[0]:
             return self
 
-        def kept(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            if tensor is None or len(tensor) == 1:
-                return tensor
-            return tensor[:sequences]
+        def first_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else of_sequences(tensor, slice(0, sequences))
 
         return replace(
             self,
-            queries=kept(self.queries),
-            keys=kept(self.keys),
-            factors=tuple(part[:sequences] if len(part) > 1 else part for part in self.factors),
-            mask=kept(self.mask),
-            slopes=kept(self.slopes),
-            scores=kept(self.scores),
-            weights=kept(self.weights),
+            queries=first_of(self.queries),
+            keys=first_of(self.keys),
+            factors=tuple(of_sequences(factor, slice(0, sequences)) for factor in self.factors),
+            mask=first_of(self.mask),
+            slopes=first_of(self.slopes),
+            scores=first_of(self.scores),
+            weights=first_of(self.weights),
         )
 
     def by_head(self, heads: int | None = None) -> ObservedCall | None:
@@ -194,8 +204,10 @@ class ObservedCall:
             return self._of_sliding_windows(heads)
         if order == (0, 1) and len(leading) == 2:
             return self
-        count = leading[order[-1]] if len(leading) > 1 else heads or 1
-        return self._arranged(order, (-1, count))
+        head_count = heads or 1
+        if len(leading) > 1:
+            head_count = leading[order[-1]]
+        return self._arranged(order, (-1, head_count))
 
     def _of_sliding_windows(self, heads: int | None) -> ObservedCall | None:
         """Return the call of a softmax over (B, I, H, W), W the keys around a query, or None."""
@@ -215,33 +227,46 @@ class ObservedCall:
         return self._arranged(tuple(range(len(self._leading))), (1, -1))
 
     def _arranged(self, order: tuple[int, ...], split: tuple[int, int]) -> ObservedCall:
-        """Return the call with its leading axes in an order, and split into sequences and heads."""
+        """Return the call with its leading axes in an order, and split into sequences and heads.
+
+        Parameters
+        ----------
+        order
+            The leading axes in their new order.
+        split
+            Numbers of sequences and heads, one of which may be −1.
+        """
 
         def arranged(tensor: torch.Tensor) -> torch.Tensor:
-            last = (tensor.ndim - 2, tensor.ndim - 1)
-            return tensor.permute(*order, *last).reshape(*split, *tensor.shape[-2:])
+            last_axes = (tensor.ndim - 2, tensor.ndim - 1)
+            return tensor.permute(*order, *last_axes).reshape(*split, *tensor.shape[-2:])
 
-        broad = (
-            factor if factor.numel() == 1 else factor.expand(*self._leading, *factor.shape[-2:])
-            for factor in self.factors
-        )
+        def arranged_factor(factor: torch.Tensor) -> torch.Tensor:
+            if factor.numel() == 1:
+                return factor
+            return arranged(factor.expand(*self._leading, *factor.shape[-2:]))
+
         return replace(
             self,
             queries=None if self.queries is None else arranged(self.queries),
             keys=None if self.keys is None else arranged(self.keys),
             scores=None if self.scores is None else arranged(self.scores),
             weights=None if self.weights is None else arranged(self.weights),
-            factors=tuple(part if part.numel() == 1 else arranged(part) for part in broad),
+            factors=tuple(arranged_factor(factor) for factor in self.factors),
         )
 
     @property
     def _leading(self) -> tuple[int, ...]:
+        """Sizes of the axes before queries and keys: those of sequences and heads."""
         tensor = self.queries if self.scores is None else self.scores
         assert tensor is not None
         return tuple(tensor.shape[:-2])
 
     def visible_keys(self) -> torch.Tensor | None:
-        """Keys that some query may see, (1 or B, J); None if all are. The others are padding."""
+        """Mask of the keys that some query may see, (1 or B, J); None if no key is masked.
+
+        Hidden keys are padding. A band is not consulted: the keys beyond its reach are no padding.
+        """
         if self.scores is not None:
             scores = self.scores[..., self.columns]
             return scores.amax((1, 2)) > HIDDEN
@@ -252,16 +277,20 @@ class ObservedCall:
         return is_visible(self.mask).any(-2).any(1)
 
     def _keys_shown(self, show_pair: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """Keys (B, J) that FlexAttention's mask shows to some query."""
+        """Mask of the keys (B, J) that FlexAttention's mask shows to some query."""
         import torch
 
         assert self.queries is not None
         device = self.queries.device
-        batch, heads, queries, keys = (torch.arange(n, device=device) for n in self.shape)
-        rows_at_once = max(1, DEVICE_TILE // (len(batch) * len(heads) * len(keys)))
-        shown = torch.zeros(len(batch), len(keys), dtype=torch.bool, device=device)
+        batch, head_count, query_count, key_count = self.shape
+        sequences = torch.arange(batch, device=device)
+        heads = torch.arange(head_count, device=device)
+        queries = torch.arange(query_count, device=device)
+        keys = torch.arange(key_count, device=device)
+        rows_at_once = max(1, DEVICE_TILE // (batch * head_count * key_count))
+        shown = torch.zeros(batch, key_count, dtype=torch.bool, device=device)
         for rows in queries.split(rows_at_once):
-            visible = show_pair(batch, heads, rows, keys)
+            visible = show_pair(sequences, heads, rows, keys)
             shown |= visible.any(-2).any(1)
         return shown
 
@@ -284,11 +313,12 @@ class ObservedCall:
                 yield self._tile(sequences, rows)
 
     def _tile(self, sequences: slice, rows: slice) -> Tile:
-        keys = self.shape[-1]
+        """Return the tile of some sequences and rows, with the keys that the last row may see."""
+        key_count = self.shape[-1]
         if self.band is not None and self.band.ahead is not None and self.scores is None:
             # Keys behind the last row's reach are hidden from all rows.
-            keys = min(keys, max(1, rows.stop + self.band.offset + self.band.ahead))
-        logits = self._logits(sequences, rows, keys)
+            key_count = min(key_count, max(1, rows.stop + self.band.offset + self.band.ahead))
+        logits = self._logits(sequences, rows, key_count)
         if self.scores is not None:
             return self._softmax_tile(sequences, rows, logits)
         assert logits is not None
@@ -308,29 +338,23 @@ class ObservedCall:
         return Tile(sequences, rows, logits, scores, weights, ~hidden)
 
     def _kernel_tile(self, sequences: slice, rows: slice, logits: torch.Tensor) -> Tile:
+        """Return a tile of a fused kernel: band, slopes, mask and functions are its arguments."""
         import torch
 
-        keys, device = logits.shape[-1], logits.device
-        scores, visible = self.capped(logits), None
+        key_count, device = logits.shape[-1], logits.device
         query = torch.arange(rows.start, rows.stop, device=device)[:, None]
-        key = torch.arange(keys, device=device)
+        key = torch.arange(key_count, device=device)
+        scores = self.capped(logits)
+        visible = None
         if self.band is not None:
-            distance = query + self.band.offset - key
-            shown = torch.ones_like(distance, dtype=torch.bool)
-            if self.band.ahead is not None:
-                shown &= distance >= -self.band.ahead
-            if self.band.back is not None:
-                shown &= distance <= self.band.back
-            visible = shown[None, None]
+            visible = self.band.shows(query + self.band.offset - key)[None, None]
         if self.slopes is not None:
-            offset = self.band.offset if self.band else keys - self.shape[2]
-            slopes = _of(self.slopes, sequences)[..., None, None].to(scores)
+            offset = key_count - self.shape[2] if self.band is None else self.band.offset
+            slopes = of_sequences(self.slopes, sequences)[..., None, None].to(scores)
             scores = scores - slopes * (query + offset - key).abs()
         if self.mask is not None:
-            mask = _of(self.mask, sequences)
-            mask = (mask if mask.shape[-2] == 1 else mask[:, :, rows])[..., :keys]
-            shown = is_visible(mask)
-            visible = shown if visible is None else visible & shown
+            mask = _tile_of(self.mask, sequences, rows, key_count)
+            visible = both_visible(visible, is_visible(mask))
             if mask.dtype != torch.bool:
                 scores = scores + mask
         if self.show_pair is not None or self.change_score is not None:
@@ -340,7 +364,7 @@ class ObservedCall:
     def _flexible(
         self, sequences: slice, rows: slice, scores: torch.Tensor, visible: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Apply the functions that FlexAttention was called with."""
+        """Return the scores, and the visible pairs, that the functions of FlexAttention give."""
         import torch
 
         batch, queries = sequences.stop - sequences.start, rows.stop - rows.start
@@ -351,28 +375,30 @@ class ObservedCall:
             for start, size in zip(starts, sizes, strict=True)
         ]
         if self.show_pair is not None:
-            shown = self.show_pair(*ranges)
-            visible = shown if visible is None else visible & shown
+            visible = both_visible(visible, self.show_pair(*ranges))
         if self.change_score is not None:
             scores = self.change_score(scores, *ranges)
         return scores, visible
 
-    def _logits(self, sequences: slice, rows: slice, keys: int) -> torch.Tensor | None:
-        """Scaled products of queries and keys, in at least float32."""
+    def _logits(self, sequences: slice, rows: slice, key_count: int) -> torch.Tensor | None:
+        """Scaled products (B, H, I, J) of queries and the first keys, in at least float32.
+
+        None if queries and keys were not observed.
+        """
         if self.queries is None or self.keys is None:
             return None
         queries = _wide(self.queries[sequences, :, rows]) * self.scale
-        keys_ = _wide(_of(self.keys, sequences)[:, :, :keys])
-        if keys_.dtype != queries.dtype:
-            keys_ = keys_.to(queries.dtype)
-        groups, heads = keys_.shape[1], queries.shape[1]
-        if groups == heads:
-            logits = queries @ keys_.mT
+        keys = _wide(of_sequences(self.keys, sequences)[:, :, :key_count])
+        if keys.dtype != queries.dtype:
+            keys = keys.to(queries.dtype)
+        key_heads, heads = keys.shape[1], queries.shape[1]
+        if key_heads == heads:
+            logits = queries @ keys.mT
         else:
-            grouped = queries.unflatten(1, (groups, heads // groups))
-            logits = (grouped @ keys_[:, :, None].mT).flatten(1, 2)
+            grouped = queries.unflatten(1, (key_heads, heads // key_heads))
+            logits = (grouped @ keys[:, :, None].mT).flatten(1, 2)
         for factor in self.factors:
-            logits = logits * _tile_of(factor, sequences, rows, keys)
+            logits = logits * _tile_of(factor, sequences, rows, key_count)
         return logits
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
@@ -383,7 +409,7 @@ class ObservedCall:
 
 
 def is_visible(mask: torch.Tensor) -> torch.Tensor:
-    """Pairs that a mask shows: itself, or numbers that hide none."""
+    """Mask of the pairs that a mask shows, which is Boolean or holds numbers that are added."""
     import torch
 
     return mask if mask.dtype == torch.bool else mask > HIDDEN
@@ -394,22 +420,33 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.element_size() >= 4 else tensor.float()
 
 
-def _of(tensor: torch.Tensor, sequences: slice) -> torch.Tensor:
-    """Return the part of some sequences; one for all is the part of each."""
+def both_visible(visible: torch.Tensor | None, shown: torch.Tensor) -> torch.Tensor:
+    """Return the pairs that two masks show; None for the first mask shows all."""
+    return shown if visible is None else visible & shown
+
+
+def of_sequences(tensor: torch.Tensor, sequences: slice) -> torch.Tensor:
+    """Return the part of some sequences of a tensor (1 or B, ...); 1 stands for all sequences."""
     return tensor if len(tensor) == 1 else tensor[sequences]
 
 
-def _tile_of(factor: torch.Tensor, sequences: slice, rows: slice, keys: int) -> torch.Tensor:
+def _tile_of(tensor: torch.Tensor, sequences: slice, rows: slice, key_count: int) -> torch.Tensor:
     """Return the part of a tensor (1 or B, 1 or H, 1 or I, 1 or J) that meets a tile."""
-    if factor.numel() == 1:
-        return factor
-    part = _of(factor, sequences)
-    part = part if part.shape[-2] == 1 else part[:, :, rows]
-    return part if part.shape[-1] == 1 else part[..., :keys]
+    if tensor.numel() == 1:
+        return tensor
+    part = of_sequences(tensor, sequences)
+    if part.shape[-2] > 1:
+        part = part[:, :, rows]
+    if part.shape[-1] > 1:
+        part = part[..., :key_count]
+    return part
 
 
 def _head_count(modules: Sequence[RunningModule], size: int) -> int | None:
-    """Return number of heads of the innermost module that counts them, if it divides an axis."""
+    """Return the number of heads of the innermost module with one that divides an axis, or None.
+
+    ``size`` is the size of the axis.
+    """
     for running in reversed(modules):
         for name in HEAD_COUNTS:
             count = getattr(running.module, name, None)
@@ -431,7 +468,8 @@ def _heads_last(leading: tuple[int, ...], heads: int | None) -> tuple[int, ...] 
         return axes if heads is None or leading[0] % heads == 0 else None
     if heads is None or leading[-1] == heads:
         return axes
-    fitting = [axis for axis in axes if leading[axis] == heads]
-    if not fitting:
+    axes_of_heads = [axis for axis in axes if leading[axis] == heads]
+    if not axes_of_heads:
         return None
-    return (*(axis for axis in axes if axis != fitting[-1]), fitting[-1])
+    last = axes_of_heads[-1]
+    return (*(axis for axis in axes if axis != last), last)

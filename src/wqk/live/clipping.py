@@ -40,8 +40,9 @@ from wqk._typing import FilePath, Float
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
 from wqk.errors import Advising, CheckpointError, FormError, RunError, called_as, required_by
-from wqk.families import AttentionPlan, Composed, Place, Side
-from wqk.live.addresses import known_plans, network_of, opened_live
+from wqk.families import AttentionPlan, Composed, Norm, Place, Projection, Side
+from wqk.families.sides import Temperature
+from wqk.live.addresses import known_plans, network_of, opened_live, subject_of
 from wqk.live.logits import LogitMeter, Logits
 from wqk.live.scoring import is_distributed, is_first_process
 from wqk.tables.run import drop_after
@@ -101,21 +102,37 @@ class Clipping(Result):
 
 
 class Reach(Enum):
-    """Range of logits that change where one side of a block is multiplied."""
+    """Logits of a block that change where one side, its queries or keys, is multiplied."""
 
-    NONE = "nobody's, or also those of other blocks"
-    LAYER = "those of all heads, alike"
-    HEAD = "those of each head by its own factor"
+    NONE = "no logits, or also logits of other blocks"
+    LAYER = "the logits of all heads, by one factor"
+    HEAD = "the logits of each head, by a factor of its own"
 
 
 class Scaling(NamedTuple):
-    """A factor for each of some rows of a tensor, and what is added to them afterwards."""
+    """A change of some rows of a tensor: row · factor + added."""
 
     tensor: str
-    rows: tuple[tuple[int, int], ...] | None  # of the outputs; None for all
+    rows: tuple[tuple[int, int], ...] | None  # ranges of outputs; None for all
     factors: Float[np.ndarray, " outputs"]
-    transposed: bool = False
+    transposed: bool = False  # whether outputs are the tensor's second axis
     added: Float[np.ndarray, " outputs"] | None = None
+
+
+class BlockScaling(NamedTuple):
+    """Changes that multiply the heads of a block."""
+
+    scalings: list[Scaling]
+    factors: Float[np.ndarray, " heads"]  # of W_qk, in effect
+    note: str  # on heads whose factors are not the requested ones; empty without any
+
+
+class SideFactors(NamedTuple):
+    """Factors of a block's queries and keys, and of its W_qk."""
+
+    query: Float[np.ndarray, " heads"]
+    key: Float[np.ndarray, " key_heads"]
+    form: Float[np.ndarray, " heads"]
 
 
 @called_as("wqk.clip_(model, limit, wqk.logits(model, batch))")
@@ -222,21 +239,23 @@ def _clipped(
         plan = tied[0]
         largest = np.max([maxima[tied_plan.place] for tied_plan in tied], axis=0)
         factors = np.minimum(1.0, limit / np.maximum(largest, limit))
-        if (lost := ~np.isfinite(largest) & (largest != -math.inf)).any():
-            factors[lost] = 1.0
+        is_lost = ~np.isfinite(largest) & (largest != -math.inf)  # NaN or ∞; −∞ was not measured
+        if is_lost.any():
+            factors[is_lost] = 1.0
             notes.append(
-                f"{_named(plan)}: {counted(int(lost.sum()), 'head')} without a finite "
+                f"{subject_of(plan)}: {counted(int(is_lost.sum()), 'head')} without a finite "
                 "maximum, left as they are"
             )
         if (factors == 1).all():
             continue
-        changed, applied, note = _scalings(weights, plan, factors, grouped, uses)
-        scalings += changed
-        notes += [f"{_named(plan)}: {note}"] if note else []
+        change = _block_scaling(weights, plan, factors, grouped, uses)
+        scalings += change.scalings
+        if change.note:
+            notes.append(f"{subject_of(plan)}: {change.note}")
         for tied_plan in tied:
             heads += [
                 ClippedHead(*tied_plan.place, head, float(largest[head]), float(factor))
-                for head, factor in enumerate(applied)
+                for head, factor in enumerate(change.factors)
                 if factor != 1
             ]
     tensors = {scaling.tensor: weights.writable(scaling.tensor) for scaling in scalings}
@@ -318,7 +337,7 @@ class Clipper(Advising):
         _require_own(weights, self._plans)
         if self.limit is not None:
             weights.require_stored({part.name for plan in self._plans for part in plan.parts})
-        self._left = opened.without_softmax
+        self._without_softmax = opened.without_softmax
         self._path = None if path is None else Path(path)
         self._every, self._grouped, self._calls = every, grouped, 0
         self._meter = LogitMeter(opened, sequences, passes=None)
@@ -348,12 +367,12 @@ class Clipper(Advising):
         """
         self._calls = self._calls + 1 if step is None else step
         network = self._network()
-        done = Clipping(self.limit)
+        clipping = Clipping(self.limit)
         if self._calls % self._every == 0 and network is not None:
-            done = self._clip(LiveCheckpoint(network))
-            self._record(done)
+            clipping = self._clip(LiveCheckpoint(network))
+            self._record(clipping)
         self._prepare()
-        return done
+        return clipping
 
     def close(self) -> None:
         """Measure no coming pass: after a run."""
@@ -363,19 +382,21 @@ class Clipper(Advising):
         """Clip by the measured maxima of all processes, and hand on what was measured."""
         measured = self._meter.logits
         own_maxima, notes = _maxima(measured, self._plans, weights)
-        if self._meter.has_measured or not is_distributed():
-            notes += [] if measured.blocks else ["no pass in training mode was measured"]
+        # In a distributed run, other processes may have measured passes that this one has not.
+        is_known = self._meter.has_measured or not is_distributed()
+        if is_known and not measured.blocks:
+            notes.append("no pass in training mode was measured")
         maxima = _over_processes(own_maxima, weights, self._plans)
-        notes += [f"{mixer}: left as they are" for mixer in self._left]
+        notes += [f"{mixer}: left as they are" for mixer in self._without_softmax]
         if self.limit is None:
             return Clipping(None, notes=tuple(notes), logits=measured)
-        done = _clipped(weights, self._plans, maxima, self.limit, self._grouped, notes)
-        return replace(done, logits=measured)
+        clipping = _clipped(weights, self._plans, maxima, self.limit, self._grouped, notes)
+        return replace(clipping, logits=measured)
 
-    def _record(self, done: Clipping) -> None:
+    def _record(self, clipping: Clipping) -> None:
         """Append a line for each head that was clipped."""
-        if self._path is not None and done.heads and is_first_process():
-            rows = ({"step": self._calls, **head._asdict()} for head in done.heads)
+        if self._path is not None and clipping.heads and is_first_process():
+            rows = ({"step": self._calls, **head._asdict()} for head in clipping.heads)
             append_lines(self._path, *rows)
 
     def _prepare(self) -> None:
@@ -396,6 +417,7 @@ def _checked_limit(limit: Any) -> float:
 
 
 def _require_grouping(grouped: Any) -> None:
+    """Raise `FormError` if there is no such way to clip heads that share a key."""
     if grouped not in ("both", "queries"):
         raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
 
@@ -419,45 +441,34 @@ def _shortened(value: Any) -> str:
     return shown if len(shown) <= 40 else f"{shown[:37]}..."
 
 
-def _scalings(
+def _block_scaling(
     weights: LiveCheckpoint,
     plan: AttentionPlan,
-    factors: Float[np.ndarray, " heads"],
+    requested: Float[np.ndarray, " heads"],
     grouped: str,
     uses: Counter[Any],
-) -> tuple[list[Scaling], Float[np.ndarray, " heads"], str]:
-    """Return scalings for the factors of a block's heads, the factors in effect, and a remark."""
-    sharing = plan.query.heads // plan.key.heads
-    query, key = (_reach(weights, side, uses) for side in (plan.query, plan.key))
+) -> BlockScaling:
+    """Return the changes that multiply the W_qk of a block's heads by the requested factors.
+
+    Where heads share weights or gains, the smallest factor is that of all of them.
+    """
+    query_reach, key_reach = _reach(weights, plan.query, uses), _reach(weights, plan.key, uses)
     if plan.position_uses == ("query",):
-        query = Reach.NONE
-    requested, notes = factors, []
-    of_query, of_key = np.ones_like(factors), np.ones(plan.key.heads)
-    by_key = factors.reshape(-1, sharing).min(1)
-    match query, key:
-        case Reach.HEAD, _:
-            # Where single entries are limited, the other queries of a key would feel its factor.
-            if key is Reach.HEAD and (sharing == 1 or (grouped == "both" and not plan.clip)):
-                of_key = np.sqrt(by_key)
-            of_query = factors / of_key.repeat(sharing)
-        case _, Reach.HEAD:
-            of_key, factors = by_key, by_key.repeat(sharing)
-        case Reach.NONE, Reach.NONE:
-            note = (
-                "no effect here: neither queries nor keys have weights or gains of their own that "
-                "scale their logits"
-            )
-            return [], of_query, note
-        case _:
-            factors = np.full_like(factors, factors.min())
-            share = np.sqrt(factors) if Reach.NONE not in (query, key) else factors
-            of_query = share if query is Reach.LAYER else of_query
-            of_key = share[::sharing] if key is Reach.LAYER else of_key
-    if count := int((factors < requested).sum()):
-        shared = "a key" if key is Reach.HEAD else "the gains of their norms"
+        query_reach = Reach.NONE
+    factors = _side_factors(plan, requested, query_reach, key_reach, grouped)
+    if factors is None:
+        note = (
+            "no effect here: neither queries nor keys have weights or gains of their own that "
+            "scale their logits"
+        )
+        return BlockScaling([], np.ones_like(requested), note)
+    notes = []
+    lowered = int((factors.form < requested).sum())
+    if lowered:
+        shared = "a key" if key_reach is Reach.HEAD else "the gains of their norms"
         notes.append(
             f"heads share {shared}, so the factor of the worst is also that of "
-            f"{counted(count, 'head')} that needed less or none"
+            f"{counted(lowered, 'head')} that needed less or none"
         )
     if plan.clip:
         notes.append(
@@ -465,55 +476,112 @@ def _scalings(
         )
     if "key" in plan.position_uses:
         notes.append("position terms are made with queries and keys, and change with them")
-    scalings = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
+    scalings = _side_scalings(weights, plan.query, factors.query)
+    scalings += _side_scalings(weights, plan.key, factors.key)
     if plan.positional is not None:
-        scalings += _of_side(weights, plan.positional.query, factors)
-    return scalings, factors, "; ".join(notes)
+        scalings += _side_scalings(weights, plan.positional.query, factors.form)
+    return BlockScaling(scalings, factors.form, "; ".join(notes))
+
+
+def _side_factors(
+    plan: AttentionPlan,
+    requested: Float[np.ndarray, " heads"],
+    query_reach: Reach,
+    key_reach: Reach,
+    grouped: str,
+) -> SideFactors | None:
+    """Split requested factors of W_qk between queries and keys; None if neither can be scaled."""
+    sharing = plan.query.heads // plan.key.heads
+    smallest_by_key = requested.reshape(-1, sharing).min(1)
+    one_by_query, one_by_key = np.ones_like(requested), np.ones(plan.key.heads)
+    if query_reach is Reach.HEAD:
+        # Where single entries are limited, the other queries of a key would feel its factor.
+        scales_shared_keys = grouped == "both" and not plan.clip
+        of_key = one_by_key
+        if key_reach is Reach.HEAD and (sharing == 1 or scales_shared_keys):
+            of_key = np.sqrt(smallest_by_key)
+        return SideFactors(query=requested / of_key.repeat(sharing), key=of_key, form=requested)
+    if key_reach is Reach.HEAD:
+        return SideFactors(
+            query=one_by_query, key=smallest_by_key, form=smallest_by_key.repeat(sharing)
+        )
+    if query_reach is Reach.NONE and key_reach is Reach.NONE:
+        return None
+    of_layer = np.full_like(requested, requested.min())
+    of_side = of_layer if Reach.NONE in (query_reach, key_reach) else np.sqrt(of_layer)
+    return SideFactors(
+        query=of_side if query_reach is Reach.LAYER else one_by_query,
+        key=of_side[::sharing] if key_reach is Reach.LAYER else one_by_key,
+        form=of_layer,
+    )
 
 
 def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
-    """Return the range of heads whose logits one side of a block can scale."""
+    """Return the logits that one side of a block can scale."""
     if any(uses[use] > 1 for use in _uses_of(weights, side)):
         return Reach.NONE
     if (side.temperature and side.temperature.of_head) or side.norm is None:
         return Reach.HEAD
-    gains = sum(_length(weights, part) for part in side.norm.gain)
-    return Reach.HEAD if gains > side.head_width else Reach.LAYER if gains else Reach.NONE
+    gain_count = sum(_length(weights, part) for part in side.norm.gain)
+    if gain_count > side.head_width:  # gains for each head
+        return Reach.HEAD
+    return Reach.LAYER if gain_count else Reach.NONE
 
 
-def _of_side(weights: LiveCheckpoint, side: Side, factors: np.ndarray) -> list[Scaling]:
+def _side_scalings(
+    weights: LiveCheckpoint, side: Side, factors: Float[np.ndarray, " heads"]
+) -> list[Scaling]:
     """Return the scalings that multiply a side's heads by their factors."""
     if (factors == 1).all():
         return []
     if side.temperature and side.temperature.of_head:
-        part = side.temperature.stored
-        logarithm = weights.read([part])[0].reshape(-1).astype(np.float64)
-        capped = np.minimum(logarithm, math.log(side.temperature.limit))
-        added = capped - logarithm + np.log(factors)
-        return [Scaling(part.name, part.rows, np.ones_like(added), added=added)]
-    rows = factors.repeat(side.head_width)
-    if side.norm is None:
-        outer = side.projection
-        outer = outer.outer if isinstance(outer, Composed) else outer
-        if outer.axes is not None:  # heads are an axis of weight and bias
-            biases = [] if side.bias is None else [Scaling(side.bias.name, None, factors)]
-            return [Scaling(outer.tensor, None, factors, outer.axes[0] == 1), *biases]
-        bias = [] if side.bias is None else [Scaling(side.bias.name, side.bias.rows, rows)]
-        return [Scaling(outer.tensor, outer.outputs, rows, outer.transposed), *bias]
+        return [_temperature_scaling(weights, side.temperature, factors)]
+    if side.norm is not None:
+        return _norm_scalings(weights, side.norm, factors.repeat(side.head_width))
+    projection = _outer_projection(side)
+    if projection.axes is not None:  # heads are an axis of weight and bias
+        is_transposed = projection.axes[0] == 1
+        scalings = [Scaling(projection.tensor, None, factors, is_transposed)]
+        if side.bias is not None:
+            scalings.append(Scaling(side.bias.name, None, factors))
+        return scalings
+    by_output = factors.repeat(side.head_width)
+    scalings = [Scaling(projection.tensor, projection.outputs, by_output, projection.transposed)]
+    if side.bias is not None:
+        scalings.append(Scaling(side.bias.name, side.bias.rows, by_output))
+    return scalings
+
+
+def _temperature_scaling(
+    weights: LiveCheckpoint, temperature: Temperature, factors: Float[np.ndarray, " heads"]
+) -> Scaling:
+    """Return the scaling of learned factors, which are stored as logarithms up to a limit."""
+    part = temperature.stored
+    logarithm = weights.read([part])[0].reshape(-1).astype(np.float64)
+    in_effect = np.minimum(logarithm, math.log(temperature.limit))
+    added = in_effect - logarithm + np.log(factors)
+    return Scaling(part.name, part.rows, np.ones_like(added), added=added)
+
+
+def _norm_scalings(
+    weights: LiveCheckpoint, norm: Norm, factors: Float[np.ndarray, " outputs"]
+) -> list[Scaling]:
+    """Return the scalings of a norm's gains and biases, whose parts follow one another."""
     scalings = []
-    for parts, offset in ((side.norm.gain, side.norm.offset), (side.norm.bias, 0.0)):
+    for parts, offset in ((norm.gain, norm.offset), (norm.bias, 0.0)):
         start = 0
         for part in parts:
             stop = start + _length(weights, part)
-            scaled = rows[start:stop]
-            added = offset * (scaled - 1) if offset else None  # the gain is what is stored + offset
-            scalings.append(Scaling(part.name, part.rows, scaled, added=added))
+            of_part = factors[start:stop]
+            # The gain is the stored number plus the offset: (g + o) f − o = g f + o (f − 1).
+            added = offset * (of_part - 1) if offset else None
+            scalings.append(Scaling(part.name, part.rows, of_part, added=added))
             start = stop
     return scalings
 
 
 def _scale(tensor: torch.Tensor, scaling: Scaling) -> None:
-    """Multiply a parameter's rows in place."""
+    """Multiply a parameter's rows in place, and add to them."""
     import torch
 
     axis = 1 if scaling.transposed else 0
@@ -522,20 +590,22 @@ def _scale(tensor: torch.Tensor, scaling: Scaling) -> None:
     if scaling.rows is None and len(scaling.factors) == tensor.numel():  # gains (heads, R)
         shape = [*tensor.shape]
     size = math.prod(shape)
-    rows = np.concatenate([np.arange(*ends) for ends in scaling.rows or ((0, size),)])
+    row_ranges = scaling.rows or ((0, size),)
+    rows = np.concatenate([np.arange(start, stop) for start, stop in row_ranges])
 
     def along_rows(values: np.ndarray, elsewhere: float) -> Any:
-        whole = np.full(size, elsewhere)
-        whole[rows] = values
-        return _beside(tensor, torch.from_numpy(whole.reshape(shape)))
+        """Values of the rows, and another value of all other rows, ready to broadcast."""
+        of_all_rows = np.full(size, elsewhere)
+        of_all_rows[rows] = values
+        return _placed_like(tensor, torch.from_numpy(of_all_rows.reshape(shape)))
 
     tensor.detach().mul_(along_rows(scaling.factors, 1.0))
     if scaling.added is not None:
         tensor.detach().add_(along_rows(scaling.added, 0.0))
 
 
-def _beside(tensor: Any, factors: torch.Tensor) -> Any:
-    """Factors on the device and the mesh of a parameter, in at least float32."""
+def _placed_like(tensor: Any, factors: torch.Tensor) -> Any:
+    """Return factors on the device and the mesh of a parameter, in at least float32."""
     import torch
 
     factors = factors.to(tensor.device, tensor.dtype if tensor.itemsize > 2 else torch.float32)
@@ -549,11 +619,11 @@ def _beside(tensor: Any, factors: torch.Tensor) -> Any:
 
 def _tied(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> list[list[AttentionPlan]]:
     """Return the blocks, together where they have the same queries and keys."""
-    by_memory: dict[Any, list[AttentionPlan]] = {}
+    plans_by_uses: dict[Any, list[AttentionPlan]] = {}
     for plan in plans:
-        key = tuple(use for side in (plan.query, plan.key) for use in _uses_of(weights, side))
-        by_memory.setdefault(key, []).append(plan)
-    return list(by_memory.values())
+        uses = (*_uses_of(weights, plan.query), *_uses_of(weights, plan.key))
+        plans_by_uses.setdefault(uses, []).append(plan)
+    return list(plans_by_uses.values())
 
 
 def _uses(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> Counter[Any]:
@@ -566,28 +636,35 @@ def _uses(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> Counter[An
 
 
 def _uses_of(weights: LiveCheckpoint, side: Side) -> list[Any]:
-    outer = side.projection
-    outer = outer.outer if isinstance(outer, Composed) else outer
-    gains = side.norm.gain if side.norm else ()
-    return [
-        (weights.memory(outer.tensor), outer.outputs),
-        *((weights.memory(part.name), part.rows) for part in gains),
-    ]
+    """Return the memory and the rows of a side's weight and of the gains of its norm."""
+    projection = _outer_projection(side)
+    uses: list[Any] = [(weights.memory(projection.tensor), projection.outputs)]
+    for part in side.norm.gain if side.norm else ():
+        uses.append((weights.memory(part.name), part.rows))
+    return uses
+
+
+def _outer_projection(side: Side) -> Projection:
+    """Return the projection whose outputs are a side's vectors; of a latent, the one after it."""
+    if isinstance(side.projection, Composed):
+        return side.projection.outer
+    return side.projection
 
 
 def _length(weights: LiveCheckpoint, part: Part) -> int:
+    """Return the number of entries of a part."""
     return math.prod(part.shape(weights.info(part.name).shape))
 
 
 def _require_own(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> None:
+    """Raise `CheckpointError` if a weight of a block has an adapter."""
     for plan in plans:
-        if adapted := next(
-            (part.name for part in plan.parts if part.name in weights.adapted), None
-        ):
-            raise CheckpointError(
-                f"{weights.name}: {adapted} has an adapter, whose product clip_ would leave as it "
-                "is; clip a model before it is adapted, or once the adapter is merged"
-            )
+        for part in plan.parts:
+            if part.name in weights.adapted:
+                raise CheckpointError(
+                    f"{weights.name}: {part.name} has an adapter, whose product clip_ would leave "
+                    "as it is; clip a model before it is adapted, or once the adapter is merged"
+                )
 
 
 def _maxima(
@@ -668,7 +745,3 @@ def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np
             )
         maxima[place][head] = number
     return maxima
-
-
-def _named(plan: AttentionPlan) -> str:
-    return f"{plan.stack} {plan.kind} layer {plan.layer}"

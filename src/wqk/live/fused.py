@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from wqk.live.calls import Band, ObservedCall, RunningModule
@@ -25,8 +26,10 @@ CAUSAL = ("is_causal", "causal")
 SCALE = ("scale", "softmax_scale", "sm_scale", "scaling")
 LENGTHS_OF_QUERIES = ("cu_seqlens_q", "cum_seq_q", "cu_seq_lens_q")
 LENGTHS_OF_KEYS = ("cu_seqlens_k", "cum_seq_k", "cu_seq_lens_k")
-# Arguments of kernels of a backward pass, and of those whose keys lie in pages.
-OF_BACKWARD, OF_PAGES = ("grad_out", "dout", "grad_output"), ("block_table", "page_table")
+# Arguments that only kernels of a backward pass have.
+OF_BACKWARD = ("grad_out", "dout", "grad_output")
+# Arguments of kernels whose keys lie in pages.
+OF_PAGES = ("block_table", "page_table")
 # Kernels of PyTorch whose heads come before tokens.
 HEADS_FIRST = "aten::_scaled_dot_product"
 
@@ -50,10 +53,10 @@ def is_kernel(operation: Any) -> bool:
         return False
     names = {argument.name for argument in schema.arguments}
     has_sides = all(names.intersection(side) for side in (QUERY, KEY, VALUE))
+    has_scale = not names.isdisjoint(SCALE)
+    is_backward = not names.isdisjoint(OF_BACKWARD)
     is_named = "attention" in schema.name or not schema.name.startswith("aten::")
-    return (
-        has_sides and is_named and names.isdisjoint(OF_BACKWARD) and bool(names.intersection(SCALE))
-    )
+    return has_sides and has_scale and is_named and not is_backward
 
 
 def kernel_calls(
@@ -62,44 +65,42 @@ def kernel_calls(
     kwargs: Mapping[str, Any],
     modules: tuple[RunningModule, ...],
 ) -> Iterator[ObservedCall]:
-    """Return the attention of a fused kernel; one call for each text of a packed row."""
+    """Yield the attention of a fused kernel; one call for each text of a packed row."""
     schema = operation._schema
-    arguments = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
-    arguments |= kwargs
-    query, key = _first(arguments, QUERY), _first(arguments, KEY)
+    names = [argument.name for argument in schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     if _first(arguments, OF_PAGES) is not None:
         return
+    query, key = _first(arguments, QUERY).detach(), _first(arguments, KEY).detach()
+    mask = _four_axes(_first(arguments, MASK))
     scale = _first(arguments, SCALE)
-    name, causal = schema.name, bool(_first(arguments, CAUSAL))
-    if schema.name == "aten::_efficient_attention_forward":
-        causal = bool(arguments["custom_mask_type"])
     scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
-    if name.startswith(HEADS_FIRST):
-        band = Band(None, 0) if causal else None  # the first query sees the first key
-        mask = _four_axes(_first(arguments, MASK))
+    is_causal = bool(_first(arguments, CAUSAL))
+    if schema.name == "aten::_efficient_attention_forward":
+        is_causal = bool(arguments["custom_mask_type"])
+    if schema.name.startswith(HEADS_FIRST):
         yield ObservedCall(
-            operation=name,
+            operation=schema.name,
             modules=modules,
-            queries=query.detach(),
-            keys=key.detach(),
+            queries=query,
+            keys=key,
             scale=scale,
             mask=mask,
-            band=band,
+            band=Band(None, 0) if is_causal else None,  # the first query sees the first key
         )
         return
-    window = _window(arguments, causal)
     softcap = arguments.get("softcap") or arguments.get("logits_soft_cap") or None
-    for queries, keys in _texts(arguments, query.detach(), key.detach()):
+    for queries, keys in _texts(arguments, query, key):
         offset = keys.shape[-2] - queries.shape[-2]
         yield ObservedCall(
-            operation=name,
+            operation=schema.name,
             modules=modules,
             queries=queries,
             keys=keys,
             scale=scale,
             softcap=softcap,
-            mask=_four_axes(_first(arguments, MASK)),
-            band=None if window is None else Band(*window, offset),
+            mask=mask,
+            band=_band(arguments, is_causal, offset),
             slopes=_slopes(arguments.get("alibi_slopes")),
         )
 
@@ -110,18 +111,21 @@ def flex_call(args: Sequence[Any], modules: tuple[RunningModule, ...]) -> Observ
     from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
     query, key, _, score_mod, block_mask, scale, _, *buffers = args
-    of_score, of_mask = (*buffers, (), ())[:2]
-    change = _vmap_for_bhqkv(score_mod, prefix=(0,), suffix=(None,) * len(of_score))
-    show = _vmap_for_bhqkv(block_mask[-1], prefix=(), suffix=(None,) * len(of_mask))
+    mask_mod = block_mask[-1]
+    # Tensors that the two functions have captured are passed to them after the indices.
+    score_buffers = buffers[0] if len(buffers) > 0 else ()
+    mask_buffers = buffers[1] if len(buffers) > 1 else ()
+    change = _vmap_for_bhqkv(score_mod, prefix=(0,), suffix=(None,) * len(score_buffers))
+    show = _vmap_for_bhqkv(mask_mod, prefix=(), suffix=(None,) * len(mask_buffers))
 
     def change_score(scores: torch.Tensor, *indices: torch.Tensor) -> torch.Tensor:
         with TransformGetItemToIndex():
-            changed: torch.Tensor = change(scores, *indices, *of_score)
+            changed: torch.Tensor = change(scores, *indices, *score_buffers)
         return changed
 
     def show_pair(*indices: torch.Tensor) -> torch.Tensor:
         with TransformGetItemToIndex():
-            shown: torch.Tensor = show(*indices, *of_mask)
+            shown: torch.Tensor = show(*indices, *mask_buffers)
         return shown
 
     return ObservedCall(
@@ -135,9 +139,12 @@ def flex_call(args: Sequence[Any], modules: tuple[RunningModule, ...]) -> Observ
     )
 
 
-def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return the argument of one of some names; None without one."""
-    return next((given[name] for name in names if given.get(name) is not None), None)
+def _first(arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the first argument with one of these names; None if all are missing or None."""
+    for name in names:
+        if arguments.get(name) is not None:
+            return arguments[name]
+    return None
 
 
 def _four_axes(mask: Any) -> Any:
@@ -155,36 +162,47 @@ def _slopes(slopes: Any) -> Any:
     return slopes.detach()[None] if slopes.ndim == 1 else slopes.detach()
 
 
-def _window(given: Mapping[str, Any], causal: bool) -> tuple[int | None, int | None] | None:
-    """Tokens that a query sees behind and ahead of it; None if all."""
-    pair = given.get("window_size")
-    if isinstance(pair, list | tuple):
-        back, ahead = pair
+def _band(arguments: Mapping[str, Any], is_causal: bool, offset: int) -> Band | None:
+    """Return the keys that a query sees, by a window and causality; None if it sees all."""
+    window = arguments.get("window_size")
+    if isinstance(window, list | tuple):
+        back, ahead = window
     else:
-        back, ahead = given.get("window_size_left", -1), given.get("window_size_right", -1)
+        back = arguments.get("window_size_left", -1)
+        ahead = arguments.get("window_size_right", -1)
+    # A negative number stands for no limit.
     back = None if back is None or back < 0 else int(back)
     ahead = None if ahead is None or ahead < 0 else int(ahead)
-    if causal:
+    if is_causal:
         ahead = 0
-    return None if back is None and ahead is None else (back, ahead)
+    return None if back is None and ahead is None else Band(back, ahead, offset)
 
 
 def _texts(
-    given: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor
+    arguments: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield queries and keys (B, H, N, R) of (B, N, H, R), or of (T, H, R) and ends of texts."""
-    ends = _first(given, LENGTHS_OF_QUERIES), _first(given, LENGTHS_OF_KEYS)
-    if ends[0] is None:
+    """Yield queries and keys (B, H, N, R) of each text.
+
+    Parameters
+    ----------
+    arguments
+        Arguments of the kernel. Cumulative lengths, from 0 to T, are the bounds of packed texts.
+    query, key
+        (B, N, H, R); or (T, H, R) if texts are packed.
+    """
+    query_lengths = _first(arguments, LENGTHS_OF_QUERIES)
+    key_lengths = _first(arguments, LENGTHS_OF_KEYS)
+    if query_lengths is None:
         yield query.transpose(1, 2), key.transpose(1, 2)
         return
     if query.ndim == 4:
         query, key = query.flatten(0, 1), key.flatten(0, 1)
-    of_queries, of_keys = (end.tolist() for end in ends)
-    for start, stop, first, last in zip(
-        of_queries[:-1], of_queries[1:], of_keys[:-1], of_keys[1:], strict=True
+    query_bounds = pairwise(query_lengths.tolist())
+    key_bounds = pairwise(key_lengths.tolist())
+    for (query_start, query_stop), (key_start, key_stop) in zip(
+        query_bounds, key_bounds, strict=True
     ):
-        if stop > start and last > first:
-            yield (
-                query[start:stop].transpose(0, 1)[None],
-                key[first:last].transpose(0, 1)[None],
-            )
+        if query_stop > query_start and key_stop > key_start:
+            queries = query[query_start:query_stop].transpose(0, 1)[None]
+            keys = key[key_start:key_stop].transpose(0, 1)[None]
+            yield queries, keys

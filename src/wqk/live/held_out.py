@@ -80,48 +80,55 @@ class HeldOut:
         """Keep the hidden states of the unchanged model, if distances of states are the loss."""
         self._states = []
         if self.predicts == "states":
-            self._states = [self._run(at) for at in self._passes()]
+            self._states = [self._run(blocks) for blocks in self._passes()]
 
     def losses(self) -> Float[np.ndarray, " blocks"]:
         """Return the loss of each block: the mean over the block's predicted tokens."""
-        return np.concatenate([self._losses(at) for at in self._passes()])
+        return np.concatenate([self._losses(blocks) for blocks in self._passes()])
 
     def _passes(self) -> list[slice]:
-        return [slice(at, at + AT_ONCE) for at in range(0, self.count, AT_ONCE)]
+        """Return the blocks of each pass of the model."""
+        return [slice(start, start + AT_ONCE) for start in range(0, self.count, AT_ONCE)]
 
-    def _run(self, at: slice) -> Any:
-        """Return logits, or the last hidden states."""
+    def _run(self, blocks: slice) -> Any:
+        """Return logits (B, N, V), or the last hidden states (B, N, D), of some blocks."""
         import torch
 
         device = self.model.device
-        inputs = {"input_ids": torch.from_numpy(self.inputs[at]).to(device)}
+        inputs: dict[str, Any] = {"input_ids": torch.from_numpy(self.inputs[blocks]).to(device)}
         if self.predicts == "sequence":
-            inputs["labels"] = torch.from_numpy(self.labels[at]).to(device)
-        cache = {"use_cache": False} if hasattr(self.model.config, "use_cache") else {}
-        out = run_batch(self.model, inputs | cache)
+            inputs["labels"] = torch.from_numpy(self.labels[blocks]).to(device)
+        if hasattr(self.model.config, "use_cache"):
+            inputs["use_cache"] = False
+        output = run_batch(self.model, inputs)
         if self.predicts == "states":
-            return out.last_hidden_state
-        return out.logits if "logits" in out else out.prediction_logits
+            return output.last_hidden_state
+        return output.logits if "logits" in output else output.prediction_logits
 
-    def _losses(self, at: slice) -> np.ndarray:
+    def _losses(self, blocks: slice) -> Float[np.ndarray, " blocks"]:
+        """Return the loss of each of some blocks."""
+        if self.predicts == "states":
+            return self._distances(blocks)
         import torch
 
-        out = self._run(at)
-        if self.predicts == "states":
-            whole_states = self._states[at.start // AT_ONCE]
-            distance = (out - whole_states).double().square().mean((1, 2))
-            return np.asarray((distance / whole_states.double().var((1, 2))).cpu())
-        labels = torch.from_numpy(self.labels[at]).to(out.device)
+        logits = self._run(blocks)
+        labels = torch.from_numpy(self.labels[blocks]).to(logits.device)
         if self.predicts == "causal":
-            out, labels = out[:, :-1], labels[:, 1:]
+            logits, labels = logits[:, :-1], labels[:, 1:]
         token_losses = torch.nn.functional.cross_entropy(
-            out.swapaxes(1, 2).to(torch.promote_types(out.dtype, torch.float32)),
+            logits.swapaxes(1, 2).to(torch.promote_types(logits.dtype, torch.float32)),
             labels,
             reduction="none",
             ignore_index=IGNORED,
         )
-        predicted = (labels != IGNORED).sum(1)
-        return np.asarray((token_losses.sum(1) / predicted).double().cpu())
+        predicted_tokens = (labels != IGNORED).sum(1)
+        return np.asarray((token_losses.sum(1) / predicted_tokens).double().cpu())
+
+    def _distances(self, blocks: slice) -> Float[np.ndarray, " blocks"]:
+        """Return squared distances from the remembered states, over the variance of these."""
+        whole_states = self._states[blocks.start // AT_ONCE]
+        distances = (self._run(blocks) - whole_states).double().square().mean((1, 2))
+        return np.asarray((distances / whole_states.double().var((1, 2))).cpu())
 
 
 class TokenSource(NamedTuple):
@@ -298,9 +305,12 @@ def require_tokenizer(ref: Any) -> None:
 
     A tokenizer may still be unreadable: see `tokenizer_of`.
     """
-    place = ref.ref if isinstance(ref, Model) else ref
-    if isinstance(place, str | Path) and (reason := lack_of_tokenizer(Path(place))):
-        raise _no_tokenizer(str(place), reason)
+    folder = ref.ref if isinstance(ref, Model) else ref
+    if not isinstance(folder, str | Path):
+        return
+    reason = lack_of_tokenizer(Path(folder))
+    if reason:
+        raise _no_tokenizer(str(folder), reason)
 
 
 def load(ref: Any) -> tuple[Any, partial[Any] | None]:
@@ -320,7 +330,8 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
     if getattr(getattr(ref, "active_peft_config", None), "is_prompt_learning", False):
         raise CheckpointError(f"{type(ref).__name__}: its learned prompts would be left out")
     if not isinstance(ref, str | Path):
-        return (unwrapped(ref) if hasattr(ref, "named_children") else ref), None
+        model = unwrapped(ref) if hasattr(ref, "named_children") else ref
+        return model, None
     steps = checkpoints_in(Path(ref)) if Path(ref).is_dir() else []
     place = str(steps[-1][1] if steps else ref)
     if checkpoint is None:
@@ -402,8 +413,12 @@ def _beginning(path: Path, enough: int) -> str:
         with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
             if {".jsonl", ".ndjson", ".json"} & {suffix.lower() for suffix in path.suffixes}:
                 documents: list[str] = []
-                while sum(map(len, documents)) < enough and (line := lines.readline()):
+                length = 0
+                for line in iter(lines.readline, ""):
                     documents.append(json.loads(line)["text"])
+                    length += len(documents[-1])
+                    if length >= enough:
+                        break
                 text = "\n".join(documents)
             else:
                 text = lines.read(enough)

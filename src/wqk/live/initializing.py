@@ -105,7 +105,8 @@ def skew(shared: Shared, order: np.ndarray) -> Shared:
     """
     first, second = order[: len(order) // 2 * 2].reshape(-1, 2).T
     turned = np.zeros_like(shared)
-    turned[:, first], turned[:, second] = shared[:, second], -shared[:, first]
+    turned[:, first] = shared[:, second]
+    turned[:, second] = -shared[:, first]
     return turned
 
 
@@ -146,6 +147,14 @@ TOLERANCE = 1e-4
 
 # Whole tensors of a layer, by name.
 Copies = dict[str, np.ndarray]
+
+
+class PlannedLayer(NamedTuple):
+    """A layer before its weights are written."""
+
+    plan: AttentionPlan
+    before: LayerScores
+    copies: Copies  # the layer's tensors with its new weights
 
 
 class LayerScores(NamedTuple):
@@ -231,20 +240,18 @@ class Initialization(Result):
 
 
 class Ratios(NamedTuple):
-    """By what factors norms shall change; None leaves them as the kind makes them."""
+    """Factors by which norms shall change; None leaves the norms that the kind gives."""
 
     head_norm_ratio: float | None = None
     norm_ratio: float | None = None
     value_ratio: float | None = None
 
     def factor(self, before: LayerScores, after: LayerScores) -> np.float32 | None:
-        """Return the factors of queries and keys; None to leave the weights."""
-        for ratio, old, new in (
-            (self.head_norm_ratio, before.head_norm, after.head_norm),
-            (self.norm_ratio, before.norm, after.norm),
-        ):
-            if ratio is not None and new:
-                return np.float32((ratio * old / new) ** 0.5)
+        """Return the factor of queries and of keys; None to leave the weights."""
+        if self.head_norm_ratio is not None and after.head_norm:
+            return np.float32((self.head_norm_ratio * before.head_norm / after.head_norm) ** 0.5)
+        if self.norm_ratio is not None and after.norm:
+            return np.float32((self.norm_ratio * before.norm / after.norm) ** 0.5)
         return None
 
 
@@ -356,37 +363,53 @@ def initialize_(
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
     # All are planned before the first is written: a model is set as a whole or not at all.
-    planned = [_planned(checkpoint, plan, chosen, rng, ratios) for plan in plans]
-    tensors = _writable(parameters, [copies for _, copies in planned]) if writes else {}
-    with torch.no_grad():
-        for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
-            new = open_checkpoint(copies)
-            for side in filter(None, (plan.query, plan.key, plan.value)):
-                if _is_single(side):
-                    bias = None if side.bias is None else _bias(new, side)
-                    _put(tensors, side, _weight(new, side), bias)
-    return Initialization(
-        chosen.name,
-        tuple(
-            LayerChange(plan.stack, plan.layer, before, _measured(checkpoint, plan))
-            for plan, (before, _) in zip(plans, planned, strict=True)
-        ),
-        tuple(opened.without_softmax),
-    )
+    layers = [_planned(checkpoint, plan, chosen, rng, ratios) for plan in plans]
+    if writes:
+        tensors = _writable(parameters, [layer.copies for layer in layers])
+        with torch.no_grad():
+            for layer in layers:
+                _write(tensors, layer)
+    changes = [
+        LayerChange(
+            stack=layer.plan.stack,
+            layer=layer.plan.layer,
+            before=layer.before,
+            after=_measured(checkpoint, layer.plan),
+        )
+        for layer in layers
+    ]
+    return Initialization(chosen.name, tuple(changes), tuple(opened.without_softmax))
+
+
+def _write(tensors: Mapping[str, Any], layer: PlannedLayer) -> None:
+    """Write the new weights and biases of a layer into the model's tensors, by name."""
+    new = open_checkpoint(layer.copies)
+    for side in (layer.plan.query, layer.plan.key, layer.plan.value):
+        if side is not None and _is_single(side):
+            bias = None if side.bias is None else _bias(new, side)
+            _put(tensors, side, _weight(new, side), bias)
+
+
+def _parts_of(plan: AttentionPlan) -> list[Part]:
+    """Return the parts of a block's queries, keys and values."""
+    return [*plan.parts, *(plan.value.parts if plan.value else ())]
 
 
 def _require_settable(
     plans: Sequence[AttentionPlan], name: str, adapted: Collection[str], writes: bool
 ) -> None:
+    """Raise `CheckpointError` if there is no block, or if weights of a block cannot be written."""
     if not plans:
         raise CheckpointError(f"{name}: has no self-attention to initialize")
-    for plan in plans if writes else ():
-        weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
-        if altered := next((weight for weight in weights if weight in adapted), None):
-            raise CheckpointError(
-                f"{name}: {altered} has an adapter, whose product would be added to what is "
-                "written; initialize the model before it is adapted"
-            )
+    if not writes:
+        return
+    for plan in plans:
+        for part in _parts_of(plan):
+            if part.name in adapted:
+                raise CheckpointError(
+                    f"{name}: {part.name} has an adapter, whose product would be added to what is "
+                    "written; initialize the model before it is adapted"
+                )
         if not (_is_single(plan.query) and _is_single(plan.key)):
             raise CheckpointError(
                 f"{name}: keys and values share a latent, so the keys cannot be set without the "
@@ -396,13 +419,14 @@ def _require_settable(
 
 def _writable(parameters: LiveCheckpoint, planned: Sequence[Copies]) -> dict[str, Any]:
     """Return the parameters to write; raise `CheckpointError` if two values are for one."""
-    held: dict[Any, tuple[str, np.ndarray]] = {}
+    names_and_values: dict[Any, tuple[str, np.ndarray]] = {}  # by memory
     for name, values in chain.from_iterable(copies.items() for copies in planned):
-        first, same = held.setdefault(parameters.memory(name), (name, values))
-        if first != name and not np.array_equal(same, values, equal_nan=True):
+        memory = parameters.memory(name)
+        first_name, first_values = names_and_values.setdefault(memory, (name, values))
+        if first_name != name and not np.array_equal(first_values, values, equal_nan=True):
             raise CheckpointError(
-                f"{parameters.name}: {first} and {name} are one weight, which this start would set "
-                "in two ways; give each its own first"
+                f"{parameters.name}: {first_name} and {name} are one weight, which this start "
+                "would set in two ways; give each its own first"
             )
     return {name: parameters.writable(name) for copies in planned for name in copies}
 
@@ -413,34 +437,17 @@ def _planned(
     kind: StartKind,
     rng: np.random.Generator,
     ratios: Ratios,
-) -> tuple[LayerScores, Copies]:
+) -> PlannedLayer:
     """Return a layer's current scores, and copies of its tensors with its new weights."""
     query, key, value = plan.query, plan.key, plan.value
-    names = [part.name for part in (*plan.parts, *(value.parts if value else ()))]
-    copies = {name: checkpoint.read([Part(name)])[0] for name in dict.fromkeys(names)}
-    trial = open_checkpoint(copies)  # shows what is written into the copies
+    names = dict.fromkeys(part.name for part in _parts_of(plan))
+    copies = {name: checkpoint.read([Part(name)])[0] for name in names}
+    trial = open_checkpoint(copies)  # reads the copies, with all that is written into them
     before = _measured(trial, plan)
     if kind.draw:
-        sides = {"query": query, "key": key, "value": value}
-        single = {r: side for r, side in sides.items() if side and _is_single(side)}
-        shapes = {role: _weight(trial, side).shape for role, side in single.items()}
-        try:
-            drawn = kind.draw(shapes, rng)
-        except KeyError:
-            raise _values_apart(checkpoint.name, plan, "drawn") from None
-        for role, weight in drawn.items():
-            _put(copies, single[role], weight)
+        _draw(copies, checkpoint.name, plan, kind.draw, rng)
     if kind.turn:
-        order, turn = planes(plan), kind.turn
-
-        def keys(queries: Array) -> Array:
-            if query.norm and query.norm.kind == "layer":
-                queries = queries - queries.mean(axis=1, keepdims=True)  # as the norm will
-            return turn.keys(shared_queries(queries, key.heads), order)
-
-        with_bias = kind.biases and query.bias is not None and key.bias is not None
-        bias = keys(_bias(trial, query)) if with_bias else None
-        _put(copies, key, keys(_weight(trial, query)), bias)
+        _turn_queries_into_keys(copies, plan, kind.turn, with_biases=kind.biases)
     if ratios.value_ratio is not None:
         if value is None or not _is_single(value):
             raise _values_apart(checkpoint.name, plan, "scaled")
@@ -457,10 +464,49 @@ def _planned(
         for side in (query, key):
             bias = None if side.bias is None else _bias(trial, side) * factor
             _put(copies, side, _weight(trial, side) * factor, bias)
-    return before, copies
+    return PlannedLayer(plan, before, copies)
+
+
+def _draw(
+    copies: Copies,
+    name: str,
+    plan: AttentionPlan,
+    draw: Callable[[Shapes, np.random.Generator], Weights],
+    rng: np.random.Generator,
+) -> None:
+    """Draw the weights of a layer anew, into copies of its tensors."""
+    trial = open_checkpoint(copies)
+    sides = {"query": plan.query, "key": plan.key, "value": plan.value}
+    single_sides = {role: side for role, side in sides.items() if side and _is_single(side)}
+    shapes = {role: _weight(trial, side).shape for role, side in single_sides.items()}
+    try:
+        weights = draw(shapes, rng)
+    except KeyError:
+        raise _values_apart(name, plan, "drawn") from None
+    for role, weight in weights.items():
+        _put(copies, single_sides[role], weight)
+
+
+def _turn_queries_into_keys(
+    copies: Copies, plan: AttentionPlan, turn: Turn, *, with_biases: bool
+) -> None:
+    """Compute the keys of a layer from its queries, in copies of its tensors."""
+    trial = open_checkpoint(copies)
+    query, key, order = plan.query, plan.key, planes(plan)
+
+    def keys_of(queries: Float[Array, "heads width d"]) -> Shared:
+        if query.norm and query.norm.kind == "layer":
+            queries = queries - queries.mean(axis=1, keepdims=True)  # as the norm will
+        return turn.keys(shared_queries(queries, key.heads), order)
+
+    bias = None
+    if with_biases and query.bias is not None and key.bias is not None:
+        bias = keys_of(_bias(trial, query))
+    _put(copies, key, keys_of(_weight(trial, query)), bias)
 
 
 def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointError:
+    """Return the error about values that are no single projection; ``change`` is a participle."""
     return CheckpointError(
         f"{name}: the values of layer {plan.layer} are not a single projection and cannot be "
         f"{change}"
@@ -468,6 +514,7 @@ def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointErro
 
 
 def _is_single(side: Side) -> bool:
+    """Return whether a side is one projection, not a product with a latent in between."""
     return isinstance(side.projection, Projection)
 
 
@@ -488,7 +535,10 @@ def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
 def _put(
     tensors: Mapping[str, Any], side: Side, weight: np.ndarray, bias: np.ndarray | None = None
 ) -> None:
-    """Write a side's weight, and its bias if given, into whole tensors of NumPy or PyTorch."""
+    """Write a side's weight (heads, R, D) and bias (heads, R, 1) into whole tensors, by name.
+
+    The tensors are NumPy's or PyTorch's.
+    """
 
     def as_in(tensor: Any, values: np.ndarray) -> Any:
         if isinstance(tensor, np.ndarray):
@@ -516,5 +566,10 @@ def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
     own_score = plan.score_scale * trace / plan.query.heads
     head_norm = float(np.mean(block.groups.norm))
     return LayerScores(
-        float(symmetry(form)), trace, float(form.norm), own_score, value_norm, head_norm
+        symmetry=float(symmetry(form)),
+        trace=trace,
+        norm=float(form.norm),
+        own_score=own_score,
+        value_norm=value_norm,
+        head_norm=head_norm,
     )

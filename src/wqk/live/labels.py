@@ -34,7 +34,7 @@ from wqk.families import AttentionPlan, Place
 from wqk.families.naming import embedding_table
 from wqk.forms import BilinearForm
 from wqk.inspecting.tokens import embedding_rows, unembedding_table
-from wqk.live.addresses import BlockIndex, network_of, opened_live
+from wqk.live.addresses import BlockIndex, network_of, opened_live, subject_of
 from wqk.live.calls import ObservedCall
 from wqk.live.observing import Observer
 from wqk.live.running import most_positions, run_batch
@@ -76,8 +76,15 @@ class LabeledHead:
 
     def row(self) -> dict[str, Any]:
         """Return the head as a row of a table."""
-        place = {"stack": self.stack, "kind": self.kind, "layer": self.layer, "head": self.head}
-        return {**place, **{s: getattr(self, s) for s in SCORES}, "labels": ", ".join(self.labels)}
+        row: dict[str, Any] = {
+            "stack": self.stack,
+            "kind": self.kind,
+            "layer": self.layer,
+            "head": self.head,
+        }
+        for score in SCORES:
+            row[score] = getattr(self, score)
+        return row | {"labels": ", ".join(self.labels)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,14 +217,16 @@ def label_heads(
     for plan in plans:
         means = patterns.scores(plan.place)
         if means is None:
-            notes.append(f"{_named(plan)}: it did not attend to all tokens")
+            notes.append(f"{subject_of(plan)}: it did not attend to all tokens")
             continue
         copying_of_heads = copying.get(plan.place, [None] * plan.query.heads)
-        for head, copies in enumerate(copying_of_heads):
-            values: dict[str, Any] = {name: float(means[name][head]) for name in PATTERNS}
-            values["copying"] = None if copies is None else float(copies)
-            labels = tuple(s for s in SCORES if values[s] is not None and values[s] >= threshold)
-            heads.append(LabeledHead(*plan.place, head, **values, labels=labels))
+        for head, copying_score in enumerate(copying_of_heads):
+            scores: dict[str, Any] = {name: float(means[name][head]) for name in PATTERNS}
+            scores["copying"] = None if copying_score is None else float(copying_score)
+            labels = tuple(
+                name for name, score in scores.items() if score is not None and score >= threshold
+            )
+            heads.append(LabeledHead(*plan.place, head, **scores, labels=labels))
     return HeadLabels(tuple(heads), threshold, tuple(notes))
 
 
@@ -243,7 +252,13 @@ def _random_tokens(
 
 
 def _embeddings(opened: Model, plans: Sequence[AttentionPlan]) -> str:
-    """Name of the table of embeddings that feeds the blocks."""
+    """Return the name of the table of embeddings that feeds the blocks.
+
+    Raises
+    ------
+    CheckpointError
+        There is no block, or no single table of this width.
+    """
     if not plans:
         raise CheckpointError(
             f"{opened.name}: no self-attention with a softmax; expected at least one block"
@@ -278,6 +293,7 @@ class _Patterns:
                 self._add(address.name, arranged)
 
     def _add(self, name: Place | str, call: ObservedCall) -> None:
+        """Add the weights of the keys of each pattern, from queries of the second period."""
         import torch
 
         totals = torch.zeros(len(PATTERNS), call.shape[1], dtype=torch.float64, device=call.device)
@@ -285,10 +301,10 @@ class _Patterns:
         for tile in call.tiles():
             weights = tile.attention()
             queries = torch.arange(tile.rows.start, tile.rows.stop, device=call.device)
-            second = queries >= self._period  # queries whose tokens were read before
-            queries = queries[second]
+            is_repeated = queries >= self._period  # queries whose tokens were read before
+            queries = queries[is_repeated]
             rows += len(queries) * len(weights)
-            targets = (
+            targets = (  # the key that each query attends to, in the order of `PATTERNS`
                 queries - 1,
                 queries - self._period,
                 queries - self._period + 1,
@@ -296,8 +312,8 @@ class _Patterns:
             )
             for pattern, keys in enumerate(targets):
                 columns = keys[None, None, :, None].expand(*weights.shape[:2], -1, 1)
-                taken = weights[:, :, second].gather(-1, columns)
-                totals[pattern] += taken.sum((0, 2, 3), dtype=torch.float64)
+                weights_of_targets = weights[:, :, is_repeated].gather(-1, columns)
+                totals[pattern] += weights_of_targets.sum((0, 2, 3), dtype=torch.float64)
         self._totals[name] = self._totals.get(name, 0) + totals
         self._rows[name] = self._rows.get(name, 0) + rows
 
@@ -325,12 +341,8 @@ def _copying(
                 mixing = _mixing(opened, table, unembeddings)
             scores[plan.place] = _eigenvalue_score(written, mixing)
         except WqkError as error:
-            notes.append(f"{_named(plan)}: no copying score ({error})")
+            notes.append(f"{subject_of(plan)}: no copying score ({error})")
     return scores, notes
-
-
-def _named(plan: AttentionPlan) -> str:
-    return f"{plan.stack} {plan.kind} layer {plan.layer}"
 
 
 def _written(block: Block) -> BilinearForm:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from wqk.checkpoints.adapters import module_of
 from wqk.errors import UnknownFamily
 from wqk.families import AttentionPlan, Place
-from wqk.live.addresses import is_pytorch_s, parent_of, plain_modules
+from wqk.live.addresses import is_pytorch_attention, parent_of, plain_modules
 from wqk.live.observing import is_repeated
 
 # How far from 1 a row of probabilities may sum, and in half precision.
@@ -25,10 +25,10 @@ class AttentionCall(NamedTuple):
     """One run of one block's attention, as the model's own tensors."""
 
     plan: AttentionPlan
-    module: Any  # what holds both projections
-    arguments: Mapping[str, Any]  # what it was called with, by name
+    module: Any  # the module that holds both projections
+    arguments: Mapping[str, Any]  # arguments of the module, by name
     inputs: Mapping[str, Any]  # of the ``query``, ``key`` and ``value`` projections, (B, N, D)
-    output: Any  # what the module returned
+    output: Any  # the module's output
 
     @property
     def attention(self) -> Any:
@@ -89,15 +89,15 @@ class Listener:
                 self._roles.setdefault(module, []).append((plan.place, role))
                 if module not in within:
                     self._outside.add((plan.place, role))
-        held = weakref.ref(self)
+        reference = weakref.ref(self)  # the hooks do not keep their listener alive
 
         def entering(module: Any, args: Any) -> None:
-            listener = held()
+            listener = reference()
             if listener is not None:
                 listener._enter(module, args)
 
         def leaving(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            listener = held()
+            listener = reference()
             if listener is not None:
                 listener._leave(module, args, kwargs, output)
 
@@ -115,19 +115,25 @@ class Listener:
         self._handles.clear()
 
     def _enter(self, module: Any, args: Any) -> None:
+        """Keep the input of a projection; begin the run of a block with its parent."""
         if is_repeated():
             return
         for place, role in self._roles[module]:
             inputs = self._inputs[place]
-            if role == "parent":  # earlier inputs are of a pass that failed within it
-                kept = {name: x for name, x in inputs.items() if (place, name) in self._outside}
-                self._inputs[place] = kept
+            if role == "parent":
+                # Inputs of projections within the parent are left from a pass that failed there.
+                self._inputs[place] = {
+                    name: states
+                    for name, states in inputs.items()
+                    if (place, name) in self._outside
+                }
                 self._entered()
             elif args and ((place, role) in self._outside or role not in inputs):
                 # Only the first: relative positions may go through the same projection later.
                 inputs[role] = args[0]
 
     def _leave(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Hand on the run of a block whose parent ends."""
         if is_repeated():
             return
         for place, role in self._roles[module]:
@@ -139,7 +145,9 @@ class Listener:
 
 def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, Any]:
     """Return the modules that project a block's vectors, and the parent that attends."""
-    sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
+    sides = {"query": plan.query, "key": plan.key}
+    if plan.value:
+        sides["value"] = plan.value
     try:
         by_role = {role: modules[module_of(side.tensor)] for role, side in sides.items()}
         parent = modules[parent_of(plan)]
@@ -148,22 +156,22 @@ def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, An
             f"no module is called {missing} while the model runs, where {plan.query.tensor} is "
             "made of other weights when it is saved; its attention cannot be followed"
         ) from None
-    if is_pytorch_s(by_role["query"]):
+    if is_pytorch_attention(by_role["query"]):
         return {"parent": by_role["query"]}
     return by_role | {"parent": parent}
 
 
 def own_inputs(call: AttentionCall) -> dict[str, Any]:
     """Return the inputs of queries and keys (B, N, D); arguments, where no projection ran."""
-    if is_pytorch_s(call.module):
-        return _inputs_of_pytorch_s(call)
+    if is_pytorch_attention(call.module):
+        return _inputs_of_pytorch_attention(call)
     if call.inputs:
         return dict(call.inputs)
     states = call.arguments.get("hidden_states")
     return {} if states is None else {"query": states, "key": states}
 
 
-def _inputs_of_pytorch_s(call: AttentionCall) -> dict[str, Any]:
+def _inputs_of_pytorch_attention(call: AttentionCall) -> dict[str, Any]:
     """Return the arguments of PyTorch's own attention as queries' and keys' inputs (B, N, D)."""
     inputs = {}
     for side in ("query", "key"):
@@ -181,16 +189,17 @@ def _inputs_of_pytorch_s(call: AttentionCall) -> dict[str, Any]:
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     """Return whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
 
-    They may lack the share of a sink, which a family may not describe.
+    Where heads have an axis, rows may lack the share of a sink, which a family may not describe.
     """
     if getattr(value, "ndim", 0) not in (3, 4) or not value.is_floating_point():
         return False
-    shares = value.detach()
-    total = shares.sum(-1)
-    rounding = ROUNDING if shares.element_size() >= 4 else HALF_ROUNDING
-    if plan.sinks or (shares.ndim == 4 and shares.shape[1] == plan.query.heads):
-        return bool(shares.min() >= 0 and total.max() <= 1 + rounding)
-    return bool(((total - 1).abs() <= rounding).all())
+    probabilities = value.detach()
+    row_sums = probabilities.sum(-1)
+    rounding = ROUNDING if probabilities.element_size() >= 4 else HALF_ROUNDING
+    has_axis_of_heads = probabilities.ndim == 4 and probabilities.shape[1] == plan.query.heads
+    if plan.sinks or has_axis_of_heads:
+        return bool(probabilities.min() >= 0 and row_sums.max() <= 1 + rounding)
+    return bool(((row_sums - 1).abs() <= rounding).all())
 
 
 def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

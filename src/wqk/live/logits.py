@@ -24,7 +24,7 @@ from wqk._typing import FilePath
 from wqk.checkpoints.modules import unwrapped
 from wqk.errors import CheckpointError, UnknownFamily, called_as, first_line, required_by
 from wqk.families import AttentionPlan, Place
-from wqk.live.addresses import Address, BlockIndex, network_of, opened_live
+from wqk.live.addresses import Address, BlockIndex, network_of, opened_live, title_of
 from wqk.live.calls import ObservedCall
 from wqk.live.observing import Observer
 from wqk.live.running import run_batch
@@ -56,24 +56,26 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         """The logit of largest magnitude, and where."""
         if not self.blocks:
             return "no logits were measured"
-        name = max(self.blocks, key=lambda n: float(np.max(np.abs(self.blocks[n].extreme_logit))))
-        values = self.blocks[name].extreme_logit
-        head = int(np.argmax(np.abs(values)))
-        where = name if isinstance(name, str) else f"{name[0]} {name[1]}, layer {name[2]}"
+
+        def size(name: Place | str) -> float:
+            return float(np.max(np.abs(self.blocks[name].extreme_logit)))
+
+        name = max(self.blocks, key=size)
+        extreme_logit = self.blocks[name].extreme_logit
+        head = int(np.argmax(np.abs(extreme_logit)))
         quantity = "score" if name in self.scores else "logit"
         return (
-            f"largest {quantity} {values[head]:.4g} ({where}, head {head}); "
+            f"largest {quantity} {extreme_logit[head]:.4g} ({title_of(name)}, head {head}); "
             f"{counted(len(self.blocks), 'block')}"
         )
 
     def _rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each layer, with the head None, and then for each of its heads."""
         for name, block in self.blocks.items():
-            stack, kind, layer = (None, None, None) if isinstance(name, str) else name
-            module = name if isinstance(name, str) else None
-            place = {"stack": stack, "kind": kind, "layer": layer, "module": module}
-            yield {**place, "head": None, **block.of_layer()}
+            address = _address_columns(name)
+            yield {**address, "head": None, **block.of_layer()}
             for head in range(len(block.max_logit)):
-                yield {**place, "head": head, **block.of_head(head)}
+                yield {**address, "head": head, **block.of_head(head)}
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -110,7 +112,17 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
     @property
     def largest(self) -> float:
         """The largest logit of all; NaN if one is not a number, or none was measured."""
-        return float(np.max([np.max(b.max_logit) for b in self.blocks.values()] or [math.nan]))
+        if not self.blocks:
+            return math.nan
+        return float(np.max([np.max(block.max_logit) for block in self.blocks.values()]))
+
+
+def _address_columns(name: Place | str) -> dict[str, Any]:
+    """Return the columns that name a block: stack, kind and layer, or the path of the module."""
+    if isinstance(name, str):
+        return {"stack": None, "kind": None, "layer": None, "module": name}
+    stack, kind, layer = name
+    return {"stack": stack, "kind": kind, "layer": layer, "module": None}
 
 
 @called_as("wqk.logits(model, batch)")
@@ -168,10 +180,7 @@ def logits(
         meter.stop()
     measured = meter.logits
     if not measured.blocks and not measured.missing:
-        raise CheckpointError(
-            f"{type(network).__name__}: no attention was observed; expected a softmax or a fused "
-            "kernel of attention in the pass; pass a model that attends"
-        )
+        raise no_attention(network)
     silent = {plan.place for plan in meter.plans} - measured.blocks.keys() - measured.missing.keys()
     missing = dict(measured.missing)
     missing.update(dict.fromkeys(sorted(silent), "it did not run"))
@@ -186,6 +195,20 @@ def require_batch(batch: Any, function: str) -> None:
             f"wqk.{function}(model, batch); for any input, wqk.scan(ref, measures=['ceiling']) has "
             "the largest logits"
         )
+
+
+def require_sequences(sequences: int | None) -> None:
+    """Raise `CheckpointError` if less than one sequence of a batch is requested."""
+    if sequences is not None and sequences < 1:
+        raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
+
+
+def no_attention(network: Any) -> CheckpointError:
+    """Return the error about a pass in which no attention was observed."""
+    return CheckpointError(
+        f"{type(network).__name__}: no attention was observed; expected a softmax or a fused "
+        "kernel of attention in the pass; pass a model that attends"
+    )
 
 
 def opened_or_module(model: Any, family: FilePath | None, heads_per_layer: int | None) -> Any:
@@ -236,23 +259,20 @@ class LogitMeter:
         training: bool = True,
         passes: int | None = 1,
     ) -> None:
-        if sequences is not None and sequences < 1:
-            raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
+        require_sequences(sequences)
         network = network_of(model, "run")
         opened = opened_or_module(model, None, None)
         self.plans: tuple[AttentionPlan, ...] = ()
-        self.left: tuple[str, ...] = ()
         if opened is not network:
             self.plans = tuple(plan for plan in opened.plans if plan.has_softmax)
-            self.left = opened.without_softmax
         self._sequences, self._training = sequences, training
-        self._passes = passes
+        self._most_passes = passes
         self._model = weakref.ref(unwrapped(network))  # a meter keeps no model alive
         self._index = BlockIndex(network, self.plans)
         self._observer: Observer | None = None
-        self._measured = Measurement()
-        self._current = Measurement()
-        self._ran = 0
+        self._measured = Measurement()  # of the passes that have ended
+        self._current = Measurement()  # of the pass that runs
+        self._passes = 0
 
     @property
     def is_measuring(self) -> bool:
@@ -262,7 +282,7 @@ class LogitMeter:
     @property
     def has_measured(self) -> bool:
         """Return whether a pass has been measured since the last `start`."""
-        return self._ran > 0
+        return self._passes > 0
 
     @property
     def logits(self) -> Logits:
@@ -297,7 +317,8 @@ class LogitMeter:
 
     def reset(self) -> None:
         """Forget what was measured."""
-        self._measured, self._current, self._ran = Measurement(), Measurement(), 0
+        self._measured, self._current = Measurement(), Measurement()
+        self._passes = 0
 
     def stop(self) -> None:
         """Measure no pass any longer."""
@@ -308,11 +329,8 @@ class LogitMeter:
     def __del__(self) -> None:
         try:
             self.stop()
-        except (
-            AttributeError,
-            ImportError,
-            TypeError,
-        ):  # at the end of the process, or never begun
+        # At the end of the process modules are gone; a meter that was never made has no observer.
+        except (AttributeError, ImportError, TypeError):
             return
 
     def _observed(self, call: ObservedCall) -> None:
@@ -328,19 +346,32 @@ class LogitMeter:
                 self._current.missing[address.name] = f"{type(error).__name__}: {first_line(error)}"
 
     def _ended(self, path: str, complete: bool) -> None:
-        """Keep what a pass of a module has shown, unless the pass has failed."""
+        """Keep the statistics of a pass of a module, unless the pass has failed.
+
+        The meter stops after the requested number of passes, and not before each block has run.
+        """
         current, self._current = self._current, Measurement()
         if not complete or not current:
             return
         self._measured.merge(current)
-        self._ran += 1
+        self._passes += 1
         is_whole = path == "" or {plan.place for plan in self.plans} <= self._measured.names
-        if self._passes is not None and self._ran >= self._passes and is_whole:
+        if self._most_passes is not None and self._passes >= self._most_passes and is_whole:
             self.stop()
 
 
 class Measurement:
-    """Statistics of blocks by name, and why some have none."""
+    """Statistics of blocks by name, and why some blocks have none.
+
+    Attributes
+    ----------
+    statistics
+        Statistics of each block that was measured.
+    missing
+        Reasons why blocks could not be measured.
+    scores
+        Blocks whose scores were observed, but not their logits.
+    """
 
     def __init__(self) -> None:
         self.statistics: dict[Place | str, HeadStatistics] = {}
@@ -356,7 +387,13 @@ class Measurement:
         return {*self.statistics, *self.missing}
 
     def add(self, address: Address, call: ObservedCall, sequences: int | None = None) -> None:
-        """Add a call under the name of its block; of its first sequences, or of all."""
+        """Add a call under the name of its block: its first ``sequences``, or all of them.
+
+        Raises
+        ------
+        CheckpointError
+            Earlier calls of the block had another number of heads.
+        """
         arranged = call.by_head(address.heads)
         if arranged is None:
             # Scores of other heads, such as those by which sparse attention chooses its keys.
@@ -376,7 +413,7 @@ class Measurement:
         statistics.add(arranged, address.is_self)
 
     def merge(self, other: Measurement) -> None:
-        """Add what another pass has shown."""
+        """Add the measurement of another pass."""
         for name, statistics in other.statistics.items():
             if name in self.statistics:
                 self.statistics[name].merge(statistics)

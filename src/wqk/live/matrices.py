@@ -19,9 +19,9 @@ from wqk._style import current
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, required_by
 from wqk.families import Place
-from wqk.live.addresses import BlockIndex, network_of
+from wqk.live.addresses import BlockIndex, network_of, title_of
 from wqk.live.calls import ObservedCall
-from wqk.live.logits import opened_or_module, require_batch
+from wqk.live.logits import no_attention, opened_or_module, require_batch, require_sequences
 from wqk.live.observing import Observer
 from wqk.live.running import run_batch
 from wqk.tables.sheet import Sheet
@@ -72,13 +72,12 @@ class AttentionMatrices(Result):
         return f"attention of {counted(heads, 'head')} in {counted(len(self.blocks), 'block')}"
 
     def _rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row with the shape of each matrix."""
+        axes = ("sequences", "heads", "queries", "keys")
         for name, runs in self.blocks.items():
-            block = name if isinstance(name, str) else f"{name[0]} {name[1]}, layer {name[2]}"
             for run, matrix in enumerate(runs):
-                sizes = dict(
-                    zip(("sequences", "heads", "queries", "keys"), matrix.shape, strict=True)
-                )
-                yield {"block": block, "run": run, **sizes}
+                sizes = dict(zip(axes, matrix.shape, strict=True))
+                yield {"block": title_of(name), "run": run, **sizes}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shapes, as plain values: weights themselves are in `blocks`."""
@@ -160,55 +159,78 @@ def attention_matrices(
     (1, 4, 12, 12)
     """
     require_batch(batch, "attention_matrices")
-    if sequences is not None and sequences < 1:
-        raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
+    require_sequences(sequences)
     with required_by("attention matrices"):
         import torch
     network = network_of(model, "run")
     opened = opened_or_module(model, family, heads_per_layer)
     plans = [] if opened is network else [plan for plan in opened.plans if plan.has_softmax]
-    if layers is not None and (unknown := set(layers) - {plan.layer for plan in plans}):
-        known = sorted({plan.layer for plan in plans})
-        raise CheckpointError(f"layers: {sorted(unknown)} are missing; expected some of {known}")
-    index = BlockIndex(network, plans)
-    blocks: dict[Place | str, list[np.ndarray]] = {}
-    missing: dict[Place | str, str] = {}
-    kept = 0
-
-    def observed(call: ObservedCall) -> None:
-        nonlocal kept
-        for address in index.addresses(call):
-            name = address.name
-            if layers is not None and (isinstance(name, str) or name[2] not in layers):
-                continue
-            arranged = call.by_head(address.heads)
-            if arranged is None:
-                continue
-            if arranged.is_relative:
-                missing[name] = "its keys are those around each query, so it has no matrix"
-                continue
-            if sequences is not None:
-                arranged = arranged.first(sequences)
-            kept += _bytes_of(arranged)
-            if kept > largest:
-                raise CheckpointError(
-                    f"attention matrices take over {largest:,} bytes; expected fewer layers, "
-                    "sequences or tokens; pass layers=, sequences= or a higher largest="
-                )
-            blocks.setdefault(name, []).append(matrix_of(arranged))
-
-    with torch.no_grad(), Observer(network, observed):
+    if layers is not None:
+        known = {plan.layer for plan in plans}
+        if unknown := set(layers) - known:
+            raise CheckpointError(
+                f"layers: {sorted(unknown)} are missing; expected some of {sorted(known)}"
+            )
+    matrices = _Matrices(BlockIndex(network, plans), layers, sequences, largest)
+    with torch.no_grad(), Observer(network, matrices.add):
         run_batch(network, batch)
+    blocks, missing = matrices.blocks, matrices.missing
     if not blocks and not missing:
-        raise CheckpointError(
-            f"{type(network).__name__}: no attention was observed; expected a softmax or a fused "
-            "kernel of attention in the pass; pass a model that attends"
-        )
+        raise no_attention(network)
     for plan in plans:
         if layers is None or plan.layer in layers:
             missing.setdefault(plan.place, "no attention of its heads was observed")
     missing = {name: reason for name, reason in missing.items() if name not in blocks}
     return AttentionMatrices(blocks, missing)
+
+
+class _Matrices:
+    """The matrices of observed calls, by block; options as for `attention_matrices`."""
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        layers: Sequence[int] | None,
+        sequences: int | None,
+        largest: int,
+    ) -> None:
+        self._index, self._layers = index, layers
+        self._sequences, self._largest = sequences, largest
+        self._bytes = 0
+        self.blocks: dict[Place | str, list[np.ndarray]] = {}
+        self.missing: dict[Place | str, str] = {}
+
+    def add(self, call: ObservedCall) -> None:
+        """Add the matrix of a call under each name of its block."""
+        for address in self._index.addresses(call):
+            if not self._is_kept(address.name):
+                continue
+            arranged = call.by_head(address.heads)
+            if arranged is None:
+                continue
+            if arranged.is_relative:
+                reason = "its keys are those around each query, so it has no matrix"
+                self.missing[address.name] = reason
+                continue
+            if self._sequences is not None:
+                arranged = arranged.first(self._sequences)
+            self._require_room(arranged)
+            self.blocks.setdefault(address.name, []).append(matrix_of(arranged))
+
+    def _is_kept(self, name: Place | str) -> bool:
+        """Return whether the matrices of a block are requested."""
+        if self._layers is None:
+            return True
+        return not isinstance(name, str) and name.layer in self._layers
+
+    def _require_room(self, call: ObservedCall) -> None:
+        """Raise `CheckpointError` if a matrix more takes too many bytes."""
+        self._bytes += _bytes_of(call)
+        if self._bytes > self._largest:
+            raise CheckpointError(
+                f"attention matrices take over {self._largest:,} bytes; expected fewer layers, "
+                "sequences or tokens; pass layers=, sequences= or a higher largest="
+            )
 
 
 def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys"]:
@@ -227,6 +249,7 @@ def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys
 
 
 def _bytes_of(call: ObservedCall) -> int:
+    """Bytes that the matrix of a call takes on the host."""
     batch, heads, queries, keys = call.shape
     tensor = call.queries if call.scores is None else call.scores
     assert tensor is not None

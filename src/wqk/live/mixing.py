@@ -133,14 +133,14 @@ class Mixer:
             if plan.kind == "self"
         }
         self.place, self.part = ScorePlace(""), WHOLE
-        self._checked: set[Any] = set()
-        self._probing = False
-        self._mirrored: dict[Any, Array] = {}
-        self._rank_projections: dict[tuple[Any, int], Array] = {}
-        self.roots: dict[Any, InputRoots] = {}
-        self._moments: dict[Any, np.ndarray] = {}
-        self._involutions: dict[tuple[int, int], Array] = {}
-        self._squares: dict[int, SumsOfSquares] | None = None
+        self.roots: dict[Any, InputRoots] = {}  # by module
+        self._checked: set[Any] = set()  # modules that add masks as they add scores
+        self._probing = False  # whether a module runs only for the scores of reflected inputs
+        self._mirrored: dict[Any, Array] = {}  # these scores, transposed, by module
+        self._rank_projections: dict[tuple[Any, int], Array] = {}  # by module and rank
+        self._moments: dict[Any, np.ndarray] = {}  # second moments of inputs, by module
+        self._involutions: dict[tuple[int, int], Array] = {}  # by width and number
+        self._squares: dict[int, SumsOfSquares] | None = None  # by layer, while measured
 
     @contextmanager
     def installed(self) -> Iterator[Mixer]:
@@ -148,7 +148,7 @@ class Mixer:
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
         from transformers.masking_utils import eager_mask
 
-        before = [
+        implementations = [  # of the model and of the models within it
             (module.config, module.config._attn_implementation)
             for module in self.model.modules()
             if isinstance(module, PreTrainedModel)
@@ -156,7 +156,7 @@ class Mixer:
         AttentionInterface.register(NAME, self.attend)
         AttentionMaskInterface.register(NAME, eager_mask)
         hooks = [
-            module.register_forward_pre_hook(self._before, with_kwargs=True)
+            module.register_forward_pre_hook(self._attend_to_reflected, with_kwargs=True)
             for module in self.modules
         ]
         training = self.model.training
@@ -166,7 +166,7 @@ class Mixer:
             yield self
         finally:
             self.model.train(training)
-            for config, name in before:
+            for config, name in implementations:
                 config._attn_implementation_internal = name
             for hook in hooks:
                 hook.remove()
@@ -245,8 +245,8 @@ class Mixer:
             and self.place.layer in (None, plan.layer)
         )
 
-    def _before(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Compute queries and keys of the reflected inputs too, if a random involution is used."""
+    def _attend_to_reflected(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Run a module on its reflected inputs first, if the part needs the scores of these."""
         if self.part.mirror != "involution" or self._probing or not self._is_changed(module):
             return
         reflected = self._reflected(module, _inputs_of(args, kwargs))
@@ -290,7 +290,11 @@ class Mixer:
         scaling: float | None = None,
         **options: Any,
     ) -> Any:
-        """Compute attention by the model's own code, with other scores."""
+        """Compute attention by the model's own code, with other scores.
+
+        Called by transformers in place of the model's own attention; the change of the scores is
+        added to the mask.
+        """
         import torch
 
         eager_attention = _eager_attention_of(module)
@@ -302,32 +306,51 @@ class Mixer:
             self._mirrored[module] = scores_of(query, key, scaling).swapaxes(-1, -2)
             return query.new_zeros(*query.shape[:3], value.shape[-1]).swapaxes(1, 2), None
         if module in self.modules and module not in self._checked:
-            # A term of the mask must have the same effect as a term of the scores.
-            as_mask = _capped(scores_of(query, key, scaling), options)
+            scores_as_mask = _capped(scores_of(query, key, scaling), options)
             if attention_mask is not None:
-                as_mask = attention_mask + as_mask
-            expected, actual = run(query, attention_mask)[0], run(0 * query, as_mask)[0]
-            if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-4):
-                raise UnknownFamily(
-                    f"{self.opened.name}: {type(module).__name__} is no softmax of scaled products "
-                    "plus a mask, so that its scores cannot be replaced"
-                )
-            self._checked.add(module)
+                scores_as_mask = attention_mask + scores_as_mask
+            expected, *_ = run(query, attention_mask)
+            actual, *_ = run(0 * query, scores_as_mask)
+            self._require_masks_are_added(module, expected, actual)
         if not self._is_changed(module):
             return run(query, attention_mask)
         scores = scores_of(query, key, scaling)
         change = self._mixed(module, scores, query, key, scaling) - scores
         if self.place.head is not None:
-            chosen = torch.arange(scores.shape[1], device=scores.device) == self.place.head
-            change = change * chosen[:, None, None]
+            is_changed = torch.arange(scores.shape[1], device=scores.device) == self.place.head
+            change = change * is_changed[:, None, None]
         if options.get("softcap") is not None:
             change = _capped(scores + change, options) - _capped(scores, options)
         return run(query, change if attention_mask is None else attention_mask + change)
 
+    def _require_masks_are_added(self, module: Any, expected: Array, actual: Array) -> None:
+        """Raise `UnknownFamily` if scores that are given as a mask have another effect.
+
+        Parameters
+        ----------
+        module
+            The module, which is not checked again.
+        expected, actual
+            Its outputs with the scores of queries and keys, and with the same scores as a mask.
+        """
+        import torch
+
+        if not torch.allclose(expected, actual, rtol=1e-3, atol=1e-4):
+            raise UnknownFamily(
+                f"{self.opened.name}: {type(module).__name__} is no softmax of scaled products "
+                "plus a mask, so that its scores cannot be replaced"
+            )
+        self._checked.add(module)
+
     def _mixed(
-        self, module: Any, scores: Array, query: Array, key: Array, scaling: float | None
-    ) -> Array:
-        """Return the part that replaces the scores, (B, H, N, N)."""
+        self,
+        module: Any,
+        scores: Float[Array, "B H N N"],
+        query: Float[Array, "B H N R"],
+        key: Float[Array, "B G N R"],
+        scaling: float | None,
+    ) -> Float[Array, "B H N N"]:
+        """Return the part that replaces the scores: u S + v M, or a part of a random size."""
         part = self.part
         transposed = scores.swapaxes(-1, -2)
         if part.mirror == "involution":
@@ -349,7 +372,7 @@ class Mixer:
         else:
             share, sign = 1 - symmetric_share, -1
         # If M is as large as S, the sum of squares of p S + √(p(1 − p)) M is the share p of that of
-        # S, and the sum is orthogonal to S less the sum.
+        # S, and p S + √(p(1 − p)) M is orthogonal to the rest of S.
         share = share[:, None, None]
         return share * scores + sign * (share * (1 - share)).sqrt() * mirrored
 
@@ -400,9 +423,11 @@ def projection_to_rank(
     >>> (query @ projection_to_rank(query, key, 2) @ key.T).round(12).tolist()
     [[3.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    query_triangle = np.linalg.qr(np.asarray(query, np.float64))[1]
-    key_triangle = np.linalg.qr(np.asarray(key, np.float64))[1]
-    left, values, right = np.linalg.svd(query_triangle @ key_triangle.T)
+    _, query_triangle = np.linalg.qr(np.asarray(query, np.float64))
+    _, key_triangle = np.linalg.qr(np.asarray(key, np.float64))
+    # A Bᵀ = Q_a (R_a R_bᵀ) Q_bᵀ: its best approximation is that of the core in the middle.
+    core = query_triangle @ key_triangle.T
+    left, values, right = np.linalg.svd(core)
     truncated = (left[:, :rank] * values[:rank]) @ right[:rank]
     query_inverse = np.linalg.pinv(query_triangle)
     key_inverse = np.linalg.pinv(key_triangle)
@@ -410,7 +435,13 @@ def projection_to_rank(
 
 
 def scores_of(query: Array, key: Array, scaling: float | None) -> Array:
-    """Scaled products of queries and keys, (B, H, N, N), key heads repeated for their queries."""
+    """Scaled products of queries and keys, (B, H, N, N), key heads repeated for their queries.
+
+    Raises
+    ------
+    CheckpointError
+        There are more keys than queries, so that scores have no transpose.
+    """
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[-2] != key.shape[-2]:
@@ -434,5 +465,6 @@ def _eager_attention_of(module: Any) -> Any:
 
 
 def _capped(scores: Array, options: dict[str, Any]) -> Array:
+    """Return scores after the soft cap among the options of an attention, if there is one."""
     cap = options.get("softcap")
     return scores if cap is None else cap * (scores / cap).tanh()

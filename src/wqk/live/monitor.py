@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import shutil
 import time
@@ -46,6 +47,8 @@ from wqk.tables.run import drop_after, read_table
 from wqk.tables.schema import records
 from wqk.tables.score_table import ScoreTable
 
+LOG = logging.getLogger("wqk.live")
+
 
 def journals(path: Path) -> tuple[Path, Path]:
     """Return the files for scores, ``path``, and for the scores of updates, next to it."""
@@ -65,11 +68,13 @@ def check_journal(path: Path, gamma: float) -> None:
             pass
     except OSError as error:
         raise unwritable(path, error) from None
-    first = next(iter(read_lines(path)), {"metadata": {"gamma": gamma}})
-    written = first.get("metadata", {}).get("gamma")
-    if written != gamma:
+    lines = read_lines(path)
+    if not lines:
+        return
+    written_gamma = lines[0].get("metadata", {}).get("gamma")
+    if written_gamma != gamma:
         raise RunError(
-            f"{path}: holds scores with gamma {written}, but these have gamma {gamma}; "
+            f"{path}: holds scores with gamma {written_gamma}, but these have gamma {gamma}; "
             "use the same gamma, or choose another file"
         )
 
@@ -77,14 +82,15 @@ def check_journal(path: Path, gamma: float) -> None:
 def check_model(path: Path, model: Model) -> None:
     """Raise `RunError` if a file holds the scores of a model of other blocks or sizes."""
     columns = ("stack", "kind", "layer", "heads", "key_heads", "rank")
-    rows = [row for row in read_lines(path)[1:] if row.get("head") is None]
-    written = {tuple(row.get(name) for name in columns) for row in rows}
-    own_types = {
+    layer_rows = [row for row in read_lines(path)[1:] if row.get("head") is None]
+    written = {tuple(row.get(name) for name in columns) for row in layer_rows}
+    of_model = {
         (*plan.place, plan.query.heads, plan.key.heads, plan.key.heads * plan.key.head_width)
         for plan in model.plans
     }
-    if written and not written <= own_types:
-        *place, heads, key_heads, rank = next(iter(written - own_types))
+    foreign = written - of_model
+    if foreign:
+        *place, heads, key_heads, rank = next(iter(foreign))
         raise RunError(
             f"{path}: holds scores of another model, with {heads} heads over {key_heads} key heads "
             f"and forms of rank {rank} in {' '.join(map(str, place))}; choose another file"
@@ -92,27 +98,34 @@ def check_model(path: Path, model: Model) -> None:
 
 
 def begin_journal(path: Path, keep: int, metadata: Mapping[str, Any]) -> int:
-    """Remove the rows of steps after ``keep``, and a torn last line.
+    """Remove the rows of steps after ``keep``, and a torn last line; begin anew if no row is left.
 
-    Returns how many rows of an earlier run were removed, if none is left; 0 otherwise.
+    Returns
+    -------
+    int
+        Number of removed rows of an earlier run, if no row is left; 0 otherwise.
     """
-    before = len(read_lines(path))
+    old_rows = max(0, len(read_lines(path)) - 1)  # the first line is the metadata
     drop_after(path, keep)
     if read_lines(path)[1:]:
         return 0
     write_atomically(path, json_line({"metadata": dict(metadata)}))
-    return max(0, before - 1)
-
-
-LOG = logging.getLogger("wqk.live")
+    return old_rows
 
 
 class LookCost(NamedTuple):
     """Cost of computing the scores of one step."""
 
     step: int  # optimizer steps done
-    seconds: float  # how long training waited
+    seconds: float  # for which training waited
     share: float  # of the time since the previous scores; NaN for the first
+
+
+class WaitingLook(NamedTuple):
+    """Scores of a look whose logits are still to be measured."""
+
+    table: ScoreTable
+    begin: int  # position in the file of scores at which the look's rows begin
 
 
 def step_of(value: Any) -> int:
@@ -122,7 +135,7 @@ def step_of(value: Any) -> int:
     except TypeError:
         step = -1
     if step < 0:
-        raise RunError(f"a step is the number of optimizer steps done so far, got {value!r}")
+        raise RunError(f"step: expected the number of optimizer steps done so far, got {value!r}")
     return step
 
 
@@ -132,10 +145,12 @@ class Cadence:
     def __init__(self, every: int | None = None, steps: Iterable[int] | str = ()) -> None:
         if every is not None and not (isinstance(every, int) and every >= 1):
             raise RunError(f"a monitor scores every N steps with N at least 1, got every={every}")
-        self._powers = isinstance(steps, str)
-        if steps != "log" and (self._powers or not isinstance(steps, Iterable)):
+        is_text = isinstance(steps, str)
+        if steps != "log" and (is_text or not isinstance(steps, Iterable)):
             raise RunError(f"steps must be numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
-        self._every, self._steps = every, frozenset(() if self._powers else map(step_of, steps))
+        self._every = every
+        self._has_powers = is_text  # the only text is "log"
+        self._steps = frozenset(() if is_text else map(step_of, steps))
 
     def is_due(self, step: int) -> bool:
         """Return whether scores are due after this many optimizer steps.
@@ -147,7 +162,7 @@ class Cadence:
         [0, 1, 2, 4, 8, 10, 16, 20]
         """
         is_multiple = self._every is not None and step % self._every == 0
-        is_power = self._powers and step > 0 and step & (step - 1) == 0
+        is_power = self._has_powers and step > 0 and step & (step - 1) == 0
         return is_multiple or is_power or step in self._steps
 
 
@@ -160,7 +175,7 @@ def _live_display() -> Callable[[ScoreTable], None]:
     return NotebookDisplay() if is_notebook() else show
 
 
-# What one may try on a monitor, and what has it.
+# Names that are tried on a monitor, with the names to use instead.
 SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
     "plot": "table.plot()",
     "report": "wqk.report(monitor.table, path)",
@@ -254,6 +269,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
     on_alarm
         Function of a `LogitAlarm`; by default the alarm is logged as a warning. An error that the
         function raises ends the run.
+    live
+        Whether to print the medians over layers after each look, as a table that grows.
     family, heads_per_layer
         How to read the model: see `wqk.open`.
 
@@ -330,8 +347,12 @@ class Monitor(Advising, synonyms=SYNONYMS):
         path = Path(path)
         select_measures(measures)
         self._cadence = Cadence(every, steps)
-        self._options: dict[str, Any] = {"gamma": gamma, "heads": heads, "measures": measures}
-        self._options["move"] = mover(device) if device else None
+        self._options: dict[str, Any] = {  # of `score_look` and `score_update`
+            "gamma": gamma,
+            "heads": heads,
+            "measures": measures,
+            "move": mover(device) if device else None,
+        }
         self._per_layer = per_layer
         self._tracker = Tracker(
             model, name or path.resolve().parent.name, with_norms="ceiling" in measures
@@ -342,15 +363,15 @@ class Monitor(Advising, synonyms=SYNONYMS):
             check_journal(self._updates, gamma)
             check_model(self._scores, self._tracker.model)
         self._meter = LogitMeter(model, sequences) if logits else None
-        self._waiting: tuple[ScoreTable, int] | None = None  # for logits; where its rows begin
+        self._waiting: WaitingLook | None = None
         self._awaits_pass = False
         self._logits: Logits | None = None
-        self._unlogged: dict[str, float] = {}
-        self._step: int | None = None
-        self._has_begun = False
-        self._before: Snapshot | None = None
-        self._warned: set[str] = set()
-        self._returned = float("nan")
+        self._unlogged: dict[str, float] = {}  # numbers that the next call returns
+        self._step: int | None = None  # of the latest look
+        self._has_begun = False  # whether the files were cut to the first step of this run
+        self._previous: Snapshot | None = None
+        self._warned: set[str] = set()  # kinds of warnings that were logged
+        self._end_of_look = float("nan")  # time at which the latest look was over
         self._show = _live_display() if live else None
         self._recent: ScoreTable | None = None  # layers of the last steps, for the live table
         self.latest: ScoreTable | None = None
@@ -369,7 +390,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         is_first = self._step is None or step < self._step
         if is_first or self._cadence.is_due(step):
             return self.look(step)
-        return self._measured() if step != self._step else {}
+        return {} if step == self._step else self._take_unlogged()
 
     def look(self, step: int) -> dict[str, float]:
         """Compute scores now, for instance after the last step, unless this step has been scored.
@@ -388,8 +409,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
             return {}
         start = time.perf_counter()
         if self._step is not None and step < self._step:
-            self._has_begun, self._before = False, None
-        logged = self._measured()
+            self._has_begun, self._previous = False, None
+        logged = self._take_unlogged()
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
@@ -402,8 +423,9 @@ class Monitor(Advising, synonyms=SYNONYMS):
         except Exception as error:  # scores must not stop a run of weeks
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
         now = time.perf_counter()
-        self.costs.append(LookCost(step, now - start, (now - start) / (now - self._returned)))
-        self._returned = now
+        seconds = now - start
+        self.costs.append(LookCost(step, seconds, share=seconds / (now - self._end_of_look)))
+        self._end_of_look = now
         return logged
 
     @property
@@ -413,19 +435,20 @@ class Monitor(Advising, synonyms=SYNONYMS):
         return self._logits
 
     def take_logits(self) -> Logits | None:
-        """Return the same once: None if they were taken before; for `wqk.clip_`."""
+        """Return `logits`, and None until others are measured; `wqk.clip_` uses each only once."""
         taken = self.logits
         self._logits = None
         return taken
 
     def __repr__(self) -> str:
-        """Return the latest scores, as the command shows a scan, and what they cost."""
-        steps = f"wqk.Monitor({str(self._scores)!r}), step {self._step}"
+        """Return the latest scores, as the command shows a scan, and their cost."""
+        heading = f"wqk.Monitor({str(self._scores)!r}), step {self._step}"
         if self.costs:
-            _, seconds, share = self.costs[-1]
-            part = "" if share != share else f", {share:.2%} of the time since the previous scores"
-            steps += f"; training waited {seconds:.3f} s{part}"
-        return steps if self.latest is None else f"{steps}\n{self.latest}"
+            cost = self.costs[-1]
+            heading += f"; training waited {cost.seconds:.3f} s"
+            if not math.isnan(cost.share):
+                heading += f", {cost.share:.2%} of the time since the previous scores"
+        return heading if self.latest is None else f"{heading}\n{self.latest}"
 
     @property
     def table(self) -> ScoreTable:
@@ -451,44 +474,48 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self._warn("live", f"the live table cannot be shown: {error}")
 
     def close(self) -> None:
-        """Wait no longer for a pass whose logits would be measured: after a run."""
+        """Measure no coming pass: after a run."""
         if self._meter is not None:
             self._meter.stop()
 
     def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
-        """Score a snapshot and its change, and write both."""
-        model, before = self._tracker.model, self._before
+        """Score a snapshot and its change, write both, and return the medians to log."""
+        model, previous = self._tracker.model, self._previous
         table = score_look(model, snapshot, **self._options)
         logged = medians(table, layers=self._per_layer)
         if not self._has_begun:
             self._begin(step, table.metadata)
-        if before is not None:
-            update = score_update(model, before, snapshot, **self._options)
+        if previous is not None:
+            update = score_update(model, previous, snapshot, **self._options)
             append_lines(self._updates, *records(update.frame))
-            logged |= medians(update, "update_", self._per_layer)
+            logged |= medians(update, prefix="update_", layers=self._per_layer)
         if self._meter is not None:
-            table = with_logits(table, Logits({}))
+            table = with_logits(table, Logits({}))  # empty columns, until a pass was measured
         begin = append_lines(self._scores, *records(table.frame))
-        self._before, self.latest = snapshot, table
-        self._waiting = None if self._meter is None else (table, begin)
+        self._previous, self.latest = snapshot, table
+        self._waiting = None if self._meter is None else WaitingLook(table, begin)
         if snapshot.non_finite:
-            names = sorted(part.name for part in snapshot.non_finite)
-            self._warn(
-                "non-finite",
-                f"at step {step}, {len(names)} query and key tensors have NaN or infinite entries, "
-                f"{names[0]} for one: the loss has probably diverged; their rows have the status "
-                "'non-finite'",
-            )
+            self._warn_of_non_finite(snapshot, step)
         return {f"wqk/{name}": value for name, value in logged.items()}
 
-    def _measured(self) -> dict[str, float]:
+    def _warn_of_non_finite(self, snapshot: Snapshot, step: int) -> None:
+        """Warn that tensors of a snapshot have entries that are not finite."""
+        names = sorted(part.name for part in snapshot.non_finite)
+        self._warn(
+            "non-finite",
+            f"at step {step}, {len(names)} query and key tensors have NaN or infinite entries, "
+            f"{names[0]} for one: the loss has probably diverged; their rows have the status "
+            "'non-finite'",
+        )
+
+    def _take_unlogged(self) -> dict[str, float]:
         """Return the numbers to log of the logits that were measured since the last call."""
         self._complete()
         numbers, self._unlogged = self._unlogged, {}
         return numbers
 
     def _complete(self) -> None:
-        """Write the logits of the latest look, once a pass has shown them."""
+        """Write the logits of the latest look, once a pass was measured, and raise the alarm."""
         meter = self._meter
         if meter is None or not self._awaits_pass or not meter.has_measured:
             return
@@ -501,8 +528,8 @@ class Monitor(Advising, synonyms=SYNONYMS):
             waiting, self._waiting = self._waiting, None
             if waiting is None:
                 return
-            table = with_logits(waiting[0], self._logits)
-            replace_last_lines(self._scores, waiting[1], *records(table.frame))
+            table = with_logits(waiting.table, self._logits)
+            replace_last_lines(self._scores, waiting.begin, *records(table.frame))
             self.latest = table
             logged = logit_summary(table, self._per_layer)
             self._unlogged = {f"wqk/{name}": value for name, value in logged.items()}
@@ -527,16 +554,16 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self._on_alarm(alarm)
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Truncate the files to this step, whose scores are appended next."""
+        """Cut the files to the steps before this step, whose scores are appended next."""
         self._recent = None
-        lost = begin_journal(self._scores, step - 1, metadata)
+        lost_rows = begin_journal(self._scores, step - 1, metadata)
         begin_journal(self._updates, step, {**metadata, "form": "update"})
         self._has_begun = True
-        if lost:
+        if lost_rows:
             LOG.warning(
                 "wqk.Monitor: %s: %d rows of an earlier run are gone; this one begins at step %d",
                 self._scores,
-                lost,
+                lost_rows,
                 step,
             )
 

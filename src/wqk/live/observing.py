@@ -71,8 +71,8 @@ class Observer:
         self._running: list[RunningModule] = []
         self._handles: list[Any] = []
         self._tracer = Tracer()
-        self._armed = ExitStack()
-        self._pass = ExitStack()
+        self._until_stop = ExitStack()  # what `start` has changed
+        self._until_pass_ends = ExitStack()  # the mode, while a module runs
 
     @property
     def is_observing(self) -> bool:
@@ -95,7 +95,7 @@ class Observer:
                 part.register_forward_pre_hook(entering, with_kwargs=True),
                 part.register_forward_hook(leaving, prepend=True, always_call=True),
             ]
-        self._armed.enter_context(uncompiled())
+        self._until_stop.enter_context(uncompiled())
 
     def stop(self) -> None:
         """Observe nothing any longer; all that was changed is put back."""
@@ -104,8 +104,8 @@ class Observer:
         self._handles.clear()
         self._running.clear()
         self._tracer.clear()
-        self._pass.close()
-        self._armed.close()
+        self._until_pass_ends.close()
+        self._until_stop.close()
 
     def __enter__(self) -> Observer:
         self.start()
@@ -125,8 +125,8 @@ class Observer:
         if module not in self._paths or is_repeated():
             return
         if not self._running:
-            self._pass.enter_context(slow_path())
-            self._pass.enter_context(_mode(self))
+            self._until_pass_ends.enter_context(slow_path())
+            self._until_pass_ends.enter_context(_mode(self))
         reads_another = _reads_another(module, args, kwargs)
         self._running.append(RunningModule(self._paths[module], module, reads_another))
         self._tracer.place = self._paths[module]
@@ -138,19 +138,20 @@ class Observer:
         while self._running and self._running.pop().module is not module:
             pass  # a module that failed before its own hook
         self._tracer.place = self._running[-1].path if self._running else ""
-        if self._tracer and any(True for _ in module.children()):
+        has_parts = next(module.children(), None) is not None
+        if self._tracer and has_parts:
             # Queries and keys of an attention are of no use outside; those of an attention around
             # this module are: it may be what makes the biases by position (Swin V2).
             self._tracer.forget_within(self._paths[module])
         if not self._running:
-            self._pass.close()
+            self._until_pass_ends.close()
             self._tracer.clear()
             # PyTorch calls hooks of a failed pass without an output, while the error is handled.
             has_failed = output is None and sys.exc_info()[0] is not None
             self._ended(self._paths[module], not has_failed)
 
-    def _heard(self, call: ObservedCall) -> None:
-        """Hand on a call, with no mode, gradient or autocast in the way."""
+    def _hand_on(self, call: ObservedCall) -> None:
+        """Call the function of the observer, with no mode, gradient or autocast in the way."""
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
@@ -210,19 +211,19 @@ def _observe(observer: Observer, operation: Any, args: Any, kwargs: Mapping[str,
     modules = tuple(observer._running)
     if is_kernel(operation):
         for call in kernel_calls(operation, args, kwargs, modules):
-            observer._heard(call)
+            observer._hand_on(call)
     elif name == FLEX:
-        observer._heard(flex_call(args, modules))
+        observer._hand_on(flex_call(args, modules))
     output = operation(*args, **kwargs)
-    shown = None
+    completed_call = None
     if name in PRODUCTS:
-        shown = _note_product(name, tracer, args, kwargs, output)
+        completed_call = _note_product(name, tracer, args, kwargs, output)
     elif name in SOFTMAXES:
-        shown = _note_softmax(name, tracer, args, output, modules)
+        completed_call = _note_softmax(name, tracer, args, output, modules)
     elif tracer and name in RULES:
         tracer.follow(name, args, output, kwargs)
-    if shown is not None:
-        observer._heard(shown)
+    if completed_call is not None:
+        observer._hand_on(completed_call)
     return output
 
 
@@ -238,13 +239,17 @@ def _note_product(
 ) -> ObservedCall | None:
     """Begin a trace at a batched product, unless it is that of weights and values.
 
-    Returns the call of a softmax whose weights are shown to be attention by being multiplied.
+    Returns
+    -------
+    ObservedCall or None
+        The call of an earlier softmax whose input was no known product: that its weights are
+        multiplied here shows that they are attention.
     """
-    left, right = args[-2:]
-    for side in (left, right):
-        trace = tracer.get(side)
+    left, right = args[-2:]  # the first argument of baddbmm is added to the product
+    for factor in (left, right):
+        trace = tracer.get(factor)
         if trace is not None and not trace.is_product:
-            return trace.undecided
+            return trace.undecided  # None for weights whose call was handed on by their softmax
     scale = 1.0 if name == "aten::bmm" else float(kwargs.get("alpha", 1.0))
     tracer.multiplied(left, right, output, scale)
     return None
@@ -255,9 +260,10 @@ def _note_softmax(
 ) -> ObservedCall | None:
     """Return the attention of a softmax over its last axis, if its input is a known product.
 
-    Otherwise the call is kept with the weights: it may be that of a router or a classifier.
+    Otherwise the call is kept with the weights, and decided by `_note_product`: the softmax may be
+    that of a router or a classifier.
     """
-    scores, axis = args[0], args[1]
+    scores, axis, *_ = args
     if scores.ndim < 3 or axis not in (-1, scores.ndim - 1):
         return None
     traced = tracer.scores_of(scores)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -76,9 +76,23 @@ CONTROL_SIZES: dict[str, Any] = {
     "least_moment": pl.Float64,
 }
 
-# A part as a function of a factor, and the named directions in which the loss is differentiated.
+# A part of the scores as a function of a factor; a factor of 1 gives whole scores.
 Along = Callable[[float], ScorePart]
-PartDirection = tuple[str, list[Along]]
+
+
+class PartDirection(NamedTuple):
+    """A direction in which the loss is differentiated: the mean over parts along a factor."""
+
+    name: str
+    alongs: list[Along]
+
+
+class PartJob(NamedTuple):
+    """Heads whose scores are changed, and the parts that replace the scores, one by one."""
+
+    place: ScorePlace
+    replacements: list[ScorePart]
+
 
 # The loss is differentiated by steps of this size.
 STEP = 0.05
@@ -351,8 +365,8 @@ def parts(
         measurement.on_progress = on_progress
         measurement.measure_controls(chosen, draws)
         share_rows, slope_rows, curve_rows = [], [], []
-        for place, replacements in jobs:
-            share_rows += measurement.shares(place, replacements)
+        for job in jobs:
+            share_rows += measurement.shares(job.place, job.replacements)
         for name in chosen:
             slope_rows += measurement.slopes(ScorePlace(name), directions)
             if curves:
@@ -400,7 +414,7 @@ def _jobs(
     *,
     each_layer: bool,
     each_head: bool,
-) -> list[tuple[ScorePlace, list[ScorePart]]]:
+) -> list[PartJob]:
     """Return the places whose scores are changed, each with the parts that replace the scores."""
     truncated = [ScorePart(f"rank {k}", 0, 1, "rank", k) for k in ranks]
     halves = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
@@ -411,22 +425,22 @@ def _jobs(
     everywhere = [*halves, *sized, mixed("next head", 1, 0, "next head"), *truncated]
     # A single layer or head is measured with one involution.
     in_one_place = [HALF, SYMMETRIC, SKEW, *random_halves(1), *truncated]
-    jobs = [(ScorePlace(stack), everywhere) for stack in stacks]
+    jobs = [PartJob(ScorePlace(stack), everywhere) for stack in stacks]
     for stack in stacks:
         for plan in mixer.modules.values():
             if plan.stack != stack:
                 continue
             if each_layer:
-                jobs.append((ScorePlace(stack, plan.layer), in_one_place))
+                jobs.append(PartJob(ScorePlace(stack, plan.layer), in_one_place))
             if each_head:
                 for head in range(plan.query.heads):
-                    jobs.append((ScorePlace(stack, plan.layer, head), in_one_place))
+                    jobs.append(PartJob(ScorePlace(stack, plan.layer, head), in_one_place))
     return jobs
 
 
 def _passes(
     stacks: int,
-    jobs: Sequence[tuple[ScorePlace, Sequence[ScorePart]]],
+    jobs: Sequence[PartJob],
     directions: Sequence[PartDirection],
     draws: int,
     *,
@@ -434,8 +448,8 @@ def _passes(
 ) -> int:
     """Return the number of passes over the text, if each layer's first control is large enough."""
     of_controls = 1 + stacks * draws
-    of_shares = sum(1 + len(replacements) for _, replacements in jobs)
-    of_slopes = 2 * stacks * sum(len(alongs) for _, alongs in directions)
+    of_shares = sum(1 + len(job.replacements) for job in jobs)
+    of_slopes = 2 * stacks * sum(len(direction.alongs) for direction in directions)
     of_curves = stacks * len(FACTORS) * len(directions) if curves else 0
     return of_controls + of_shares + of_slopes + of_curves
 
@@ -473,10 +487,10 @@ def _directions(draws: int) -> list[PartDirection]:
     for draw in range(draws):
         random += [even_half("involution", draw), odd_half("involution", draw)]
     return [
-        ("symmetric", [even_half("transpose", 0)]),
-        ("skew", [odd_half("transpose", 0)]),
-        ("random", random),
-        ("all", [lambda factor: ScorePart("", factor)]),
+        PartDirection("symmetric", [even_half("transpose", 0)]),
+        PartDirection("skew", [odd_half("transpose", 0)]),
+        PartDirection("random", random),
+        PartDirection("all", [lambda factor: ScorePart("", factor)]),
     ]
 
 
@@ -503,12 +517,21 @@ class ControlSize:
 
 
 class _PartLosses:
-    """Losses of parts, block by block, and the shares, slopes and curves of these losses."""
+    """Losses of parts, block by block, and the shares, slopes and curves of these losses.
+
+    Construction runs the model on its text once, with whole scores: ``whole`` is the loss of each
+    block. This pass is not counted in the progress.
+
+    Raises
+    ------
+    UnknownFamily
+        A self-attention has not run through the attention interface.
+    """
 
     def __init__(self, mixer: Mixer, held_out: HeldOut) -> None:
         self.mixer, self.held_out = mixer, held_out
         self.on_progress: Callable[[int, int], None] | None = None
-        self.done = self.total = 0
+        self.done = self.total = 0  # passes over the text
         self.control_size = pl.DataFrame(schema=CONTROL_SIZES)
         self.mixer.part = WHOLE
         self.held_out.remember_states()
@@ -576,14 +599,14 @@ class _PartLosses:
     def shares(self, place: ScorePlace, parts: Sequence[ScorePart]) -> list[dict[str, Any]]:
         """Return a row for each part; losses of parts with the same name are averaged."""
         none = self.losses(place, NONE)
-        losses_by_name: dict[str, list[np.ndarray]] = {"whole": [self.whole], "none": [none]}
+        draws_by_name: dict[str, list[np.ndarray]] = {"whole": [self.whole], "none": [none]}
         for part in parts:
             losses = self.losses(place, part)
             if self.is_refused(place, part):
                 losses = np.full_like(losses, np.nan)
-            losses_by_name.setdefault(part.name, []).append(losses)
+            draws_by_name.setdefault(part.name, []).append(losses)
         rows = []
-        for name, draws in losses_by_name.items():
+        for name, draws in draws_by_name.items():
             losses = np.mean(draws, axis=0)
             row: dict[str, Any] = {**place._asdict(), "part": name}
             if np.isnan(losses).any():
@@ -600,27 +623,39 @@ class _PartLosses:
     ) -> list[dict[str, Any]]:
         """Return derivative and curvature in each direction, with intervals over blocks."""
         rows = []
-        for name, alongs in directions:
-            up = np.mean([self.losses(place, along(1 + STEP)) for along in alongs], axis=0)
-            down = np.mean([self.losses(place, along(1 - STEP)) for along in alongs], axis=0)
-            row: dict[str, Any] = {"stack": place.stack, "direction": name}
-            if not self.is_refused(place, alongs[0](0)):
+        for direction in directions:
+            up = self._mean_losses(place, direction, 1 + STEP)
+            down = self._mean_losses(place, direction, 1 - STEP)
+            row: dict[str, Any] = {"stack": place.stack, "direction": direction.name}
+            if not self.is_refused(place, direction.alongs[0](0)):
                 curvature = (up - 2 * self.whole + down) / STEP**2
                 row |= _with_interval("derivative", (up - down) / (2 * STEP))
                 row |= _with_interval("curvature", curvature)
             rows.append(row)
         return rows
 
+    def _mean_losses(
+        self, place: ScorePlace, direction: PartDirection, factor: float
+    ) -> Float[np.ndarray, " blocks"]:
+        """Return the loss of each block, averaged over the parts of a direction at a factor."""
+        losses = [self.losses(place, along(factor)) for along in direction.alongs]
+        return np.asarray(np.mean(losses, axis=0))
+
     def curves(self, place: ScorePlace) -> list[dict[str, Any]]:
         """Return the loss at several factors of one half, or of all scores."""
         rows = []
-        for name, alongs in _directions(1):
-            if self.is_refused(place, alongs[0](0)):
+        for direction in _directions(1):
+            along = direction.alongs[0]
+            if self.is_refused(place, along(0)):
                 continue
             for factor in FACTORS:
-                loss = float(self.losses(place, alongs[0](factor)).mean())
                 rows.append(
-                    {"stack": place.stack, "direction": name, "factor": factor, "loss": loss}
+                    {
+                        "stack": place.stack,
+                        "direction": direction.name,
+                        "factor": factor,
+                        "loss": float(self.losses(place, along(factor)).mean()),
+                    }
                 )
         return rows
 
@@ -632,8 +667,10 @@ def _with_interval(name: str, values: Float[np.ndarray, " blocks"]) -> dict[str,
 
 
 def spread(values: Float[np.ndarray, " blocks"]) -> float:
-    """Return the standard error of a mean over blocks."""
-    return float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+    """Return the standard error of a mean over blocks; NaN for a single block."""
+    if len(values) < 2:
+        return math.nan
+    return float(values.std(ddof=1) / len(values) ** 0.5)
 
 
 def interval(values: Float[np.ndarray, " blocks"]) -> float:
@@ -660,11 +697,12 @@ def share_kept(
     0.5088
     """
     explained = none - whole
+    kept = none - losses
     total = float(explained.mean())
     if not total > 3 * spread(explained):
         return None, None, None
-    share = float((none - losses).mean()) / total
-    reach = interval((none - losses) - share * explained) / total
+    share = float(kept.mean()) / total
+    reach = interval(kept - share * explained) / total
     return share, share - reach, share + reach
 
 

@@ -27,9 +27,11 @@ from wqk.live.calls import ObservedCall
 from wqk.live.listening import AttentionCall, Listener, own_inputs
 from wqk.live.observing import Observer
 
-# Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
-ROUNDING, MIN_SIGNAL = 1e-13, 1e3
-# How different a product may be from the form's that is surely the same.
+# Rounding of float64 products, relative to the largest product.
+ROUNDING = 1e-13
+# Centered products that do not exceed the rounding by this factor are noise.
+MIN_SIGNAL = 1e3
+# Products that differ by less, relative to the largest product, are surely the same.
 ALIKE = 1e-6
 
 # Positions that are added to scores as a function of the distance.
@@ -132,14 +134,19 @@ def whole(call: ObservedCall) -> Attention:
     shape = (batch, heads, queries, tile.logits.shape[-1])
     visible = torch.ones(shape, dtype=torch.bool) if tile.visible is None else tile.visible
     visible = visible.expand(shape)
-    weights = tile.attention()
     added = (tile.scores - call.capped(tile.logits)).masked_fill(~visible, 0)
-    missing = (0, keys - shape[-1])  # keys that no query may see
-    padded = [
-        torch.nn.functional.pad(part, missing) for part in (weights, tile.logits, added, visible)
-    ]
-    weights, logits, added, visible = (part.detach().cpu().numpy() for part in padded)
-    return Attention(weights, logits if call.has_logits else None, added, visible)
+    hidden_keys = keys - shape[-1]  # keys that no query may see are not in the tile
+
+    def with_all_keys(part: torch.Tensor) -> np.ndarray:
+        padded = torch.nn.functional.pad(part, (0, hidden_keys))
+        return np.asarray(padded.detach().cpu().numpy())
+
+    return Attention(
+        weights=with_all_keys(tile.attention()),
+        logits=with_all_keys(tile.logits) if call.has_logits else None,
+        added=with_all_keys(added),
+        visible=with_all_keys(visible),
+    )
 
 
 @contextmanager
@@ -148,7 +155,19 @@ def recording(
 ) -> Iterator[list[list[Application]]]:
     """Yield records of the plans' blocks, which fill while the model runs.
 
-    Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
+    Parameters
+    ----------
+    model
+        The `nn.Module` that runs.
+    plans
+        Plans of the checkpoint, whose blocks are recorded.
+    live
+        Plans of the model in memory.
+
+    Raises
+    ------
+    UnknownFamily
+        The model lacks a block that the checkpoint has.
     """
     in_model = {plan.place: plan for plan in live}
     records: dict[Place, list[Application]] = {}
@@ -160,18 +179,20 @@ def recording(
             )
         records[plan.place] = []
     calls: list[ObservedCall] = []
-    running: list[int] = []  # where the calls of each running block begin
+    first_calls: list[int] = []  # of each running block, the number of its first call
 
-    def entered() -> None:
-        running.append(len(calls))
+    def begin_block() -> None:
+        first_calls.append(len(calls))
 
-    def heard(call: AttentionCall) -> None:
-        start = running.pop() if running else 0
+    def record_block(call: AttentionCall) -> None:
+        start = first_calls.pop() if first_calls else 0
         application = _application(call, calls[start:])
         if application is not None:
             records[call.plan.place].append(application)
 
-    listener = Listener(model, [in_model[place] for place in records], heard, entered)
+    listener = Listener(
+        model, [in_model[place] for place in records], heard=record_block, entered=begin_block
+    )
     try:
         with Observer(model, calls.append):
             yield list(records.values())
@@ -189,10 +210,10 @@ def _application(call: AttentionCall, calls: Sequence[ObservedCall]) -> Applicat
         heads = call.plan.query.heads
         reported = reported.unflatten(0, (-1, heads)) if len(reported) % heads == 0 else None
     return Application(
-        inputs["query"].detach().cpu().numpy(),
-        inputs["key"].detach().cpu().numpy(),
-        tuple(calls),
-        None if reported is None else reported.detach().cpu().numpy(),
+        query_input=inputs["query"].detach().cpu().numpy(),
+        key_input=inputs["key"].detach().cpu().numpy(),
+        calls=tuple(calls),
+        reported=None if reported is None else reported.detach().cpu().numpy(),
     )
 
 
@@ -235,10 +256,11 @@ def fitted(
 
 
 def beyond(plan: AttentionPlan, length: int) -> str:
-    """Why the score of a text of this length is another than the plan's; empty if it is not."""
-    longest = plan.longest
-    where = f"beyond {longest} tokens, " if longest else ""
-    return "" if longest is None or length <= longest else f"{where}positions act otherwise"
+    """Return why a text of this length has another score than the plan's; empty if it has not."""
+    if plan.longest is None or length <= plan.longest:
+        return ""
+    where = f"beyond {plan.longest} tokens, " if plan.longest else ""
+    return f"{where}positions act otherwise"
 
 
 def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
@@ -246,7 +268,7 @@ def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
 
     The first key is the text's first token.
     """
-    shown = distance >= 0 if plan.causal else distance == distance
+    shown = distance >= 0 if plan.causal else np.ones_like(distance, dtype=bool)
     if plan.window is None:
         return np.asarray(shown)
     query = np.arange(len(distance))[:, None]
@@ -301,8 +323,8 @@ def form_difference(block: Block, application: Application | None) -> float | No
         for expected in _expected_products(block, x, y, key_count):
             for product in _of_size(products, expected, len(x)):
                 differences.append(product_difference(expected, product))
-    is_part = block.plan.rule.partial and not block.plan.rule.whole_score
-    if is_part or beyond(block.plan, y.shape[1]):
+    is_part_of_score = block.plan.rule.partial and not block.plan.rule.whole_score
+    if is_part_of_score or beyond(block.plan, y.shape[1]):
         differences = [difference for difference in differences if difference < ALIKE]
     measured = [difference for difference in differences if not math.isnan(difference)]
     # A product that is noise may be that of these queries and keys: then only a product that
@@ -360,32 +382,48 @@ def _with_tokens_first(states: np.ndarray, width: int) -> np.ndarray:
 def _of_size(
     products: tuple[np.ndarray, ...], expected: np.ndarray, batch: int
 ) -> Iterator[np.ndarray]:
-    """Products of the expected size, in its shape; several texts may have one product each."""
-    texts, heads, _, keys = expected.shape
-    same_size = [
+    """Yield the products of the expected size, in its shape.
+
+    Parameters
+    ----------
+    products
+        Observed products.
+    expected
+        The forms' products, (texts, H, I, J).
+    batch
+        Number of texts in the module's input, B. The module may split a text into windows, or
+        compute the product of each text on its own.
+    """
+    texts, heads, queries, keys = expected.shape
+    with_keys = [
         product
         for product in products
-        if product.shape[-1] == keys and product.shape[-2] % expected.shape[-2] == 0
+        if product.shape[-1] == keys and product.shape[-2] % queries == 0
     ]
-    for product in same_size:
+    for product in with_keys:
         if product.size == expected.size:
             yield product.reshape(expected.shape)
             if texts % batch == 0:  # windows of a text may come after its heads
-                windows = product.reshape(batch, heads, -1, *expected.shape[2:])
+                windows = product.reshape(batch, heads, -1, queries, keys)
                 yield windows.swapaxes(1, 2).reshape(expected.shape)
-    single = [product for product in same_size if product.size * texts == expected.size]
+    of_one_text = [product for product in with_keys if product.size * texts == expected.size]
     if texts > 1:
-        for start in range(len(single) - texts + 1):
-            yield np.concatenate(single[start : start + texts]).reshape(expected.shape)
+        for start in range(len(of_one_text) - texts + 1):
+            yield np.concatenate(of_one_text[start : start + texts]).reshape(expected.shape)
 
 
 def product_difference(expected: np.ndarray, product: np.ndarray) -> float:
-    """Difference beyond rounding, relative to the largest centered product; NaN if it is noise."""
+    """Return the difference of centered products beyond rounding, relative to the largest.
+
+    The expected products are first multiplied by the factor that brings them nearest. NaN if the
+    observed product is noise.
+    """
     rounding = ROUNDING * np.abs(product).max()
     expected, product = _centered(expected), _centered(product)
     largest = np.abs(product).max()
     square_norm = float((expected**2).sum())
-    if not (largest > MIN_SIGNAL * rounding and 0 < square_norm < np.inf):
+    has_signal = largest > MIN_SIGNAL * rounding
+    if not (has_signal and 0 < square_norm < np.inf):
         return np.nan
     factor = max(0.0, float((expected * product).sum()) / square_norm)
     difference = np.abs(product - factor * expected).max()
@@ -393,5 +431,6 @@ def product_difference(expected: np.ndarray, product: np.ndarray) -> float:
 
 
 def _centered(products: np.ndarray) -> np.ndarray:
+    """Return products (B, H, I, J) less the means of their rows, then those of their columns."""
     products = products - products.mean(axis=-1, keepdims=True)
     return np.asarray(products - products.mean(axis=-2, keepdims=True))

@@ -21,7 +21,6 @@ value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -89,8 +88,21 @@ class Snapshot(Checkpoint):
 class Tracker:
     """Finds a model's queries and keys once, and copies them at any step.
 
-    ``name`` is that in the score table; ``with_norms`` adds the blocks' input norms, for ceilings.
-    `RunError` if the parameters are flattened (FSDP 1) or partitioned between steps (ZeRO stage 3).
+    Parameters
+    ----------
+    model
+        The `nn.Module`, plain or wrapped, or a `Model` opened from one.
+    name
+        Name of the checkpoint in score tables.
+    with_norms
+        Whether snapshots also contain the blocks' input norms, for ceilings.
+
+    Raises
+    ------
+    RunError
+        The parameters are flattened (FSDP 1) or partitioned between steps (ZeRO stage 3).
+    CheckpointError
+        The parameters are no floating-point numbers, or have an adapter that is not plain LoRA.
     """
 
     def __init__(self, model: Any, name: str, with_norms: bool = False) -> None:
@@ -98,14 +110,15 @@ class Tracker:
         _require_whole_parameters(network)
         self.model = open_model(model)
         self._network, self._name, self._weights = network, name, LiveCheckpoint(network)
-        self._wanted: dict[str, list[Part]] = {}
-        parts = chain.from_iterable(
-            (*plan.parts, *(ceiling_parts(plan) if with_norms else ()))
-            for plan in self.model.scored
-        )
+        parts: list[Part] = []
+        for plan in self.model.scored:
+            parts += plan.parts
+            if with_norms:
+                parts += ceiling_parts(plan)
+        self._parts_by_tensor: dict[str, list[Part]] = {}
         for part in dict.fromkeys(parts):
-            self._wanted.setdefault(part.name, []).append(part)
-        for tensor in self._wanted:
+            self._parts_by_tensor.setdefault(part.name, []).append(part)
+        for tensor in self._parts_by_tensor:
             dtype = self._weights.info(tensor).dtype
             if dtype not in PLAIN:
                 raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")
@@ -129,7 +142,7 @@ class Tracker:
         # Since the last look, adapters may have been added, or modules replaced.
         self._weights = LiveCheckpoint(self._network)
         with torch.no_grad():
-            for name, parts in self._wanted.items():
+            for name, parts in self._parts_by_tensor.items():
                 tensor = self._weights.whole(name)
                 if keeps:
                     copies |= {part: _copied(tensor, part) for part in parts}
@@ -153,6 +166,7 @@ def is_distributed() -> bool:
 
 
 def _require_whole_parameters(model: Any) -> None:
+    """Raise `RunError` if the parameters of a model cannot be read one by one."""
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise RunError(
             "a monitor cannot read the parameters of FullyShardedDataParallel (FSDP 1), which "
@@ -166,16 +180,27 @@ def _require_whole_parameters(model: Any) -> None:
 
 
 def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:
-    """Return the wanted rows, joined, on the host."""
+    """Return a copy of a part's rows, joined, on the host."""
     import torch
 
-    ranges = part.row_ranges(tuple(tensor.shape))
-    rows = tensor if part.rows is None else torch.cat([tensor[a:b] for a, b in ranges])
+    rows = tensor
+    if part.rows is not None:
+        ranges = part.row_ranges(tuple(tensor.shape))
+        rows = torch.cat([tensor[start:stop] for start, stop in ranges])
     return rows.to("cpu", copy=True)
 
 
-# What identifies a row of one step.
+# The columns that identify a row of one step.
 ROW = ["stack", "kind", "layer", "head"]
+
+# Sizes whose medians are logged, if a table has them. Those of logits are logged once measured.
+LOGGED_SIZES = (
+    "spectral_norm",
+    "query_norm",
+    "key_norm",
+    "score_ceiling",
+    "score_ceiling_any_distance",
+)
 
 
 def score_look(model: Model, snapshot: Snapshot, **options: Any) -> ScoreTable:
@@ -232,38 +257,51 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
 def logit_summary(table: ScoreTable, layers: bool = False) -> dict[str, float]:
     """Return the numbers to log of measured logits: the largest, and `medians` of the rest."""
     largest: Any = table.layers.frame["max_logit"].fill_nan(None).max()
-    middle = medians(table, layers=layers, columns=list(LOGITS))
-    others_of_layer = {
-        name: n for name, n in middle.items() if not name.endswith("max_logit_median")
-    }
-    return others_of_layer if largest is None else {"max_logit": largest} | others_of_layer
+    summary: dict[str, float] = {}
+    if largest is not None:
+        summary["max_logit"] = largest
+    for name, value in medians(table, layers=layers, columns=list(LOGITS)).items():
+        if not name.endswith("max_logit_median"):
+            summary[name] = value
+    return summary
 
 
 def medians(
     table: ScoreTable, prefix: str = "", layers: bool = False, columns: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Medians over layers by name, such as ``symmetry_median``, and on request all layers' values.
-
-    Of these ``columns``; without any, of the scores, and of the sizes that were measured.
+    """Return medians over layers by name, such as ``symmetry_median``.
 
     With several stacks or kinds of attention, names begin with these:
-    ``decoder/cross/symmetry_median``; a layer's value is ``layer_03/symmetry``.
+    ``decoder/cross/symmetry_median``.
+
+    Parameters
+    ----------
+    table
+        Scores of one step.
+    prefix
+        Beginning of the names of columns, such as ``update_``.
+    layers
+        Whether to return the value of each layer as well: ``layer_03/symmetry``.
+    columns
+        Columns to summarize; by default the scores, and the sizes that were measured.
     """
     frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
-    excluded = ("norm", "max_logit")  # of which the first is not logged, the other later
-    sizes = [name for name in SIZES if name not in excluded and name in frame.columns]
+    sizes = [name for name in LOGGED_SIZES if name in frame.columns]
     columns = columns or [*SUMMARIZED, *sizes]
     leading = [name for name in ("stack", "kind") if frame[name].n_unique() > 1]
     values: dict[str, float] = {}
+
+    def add(row: Mapping[str, Any], start: str, end: str) -> None:
+        for column in columns:
+            if row[column] is not None:
+                values[f"{start}{prefix}{column}{end}"] = row[column]
+
     for part in frame.partition_by("stack", "kind", maintain_order=True):
-        rows = [(f"{prefix}{{}}_median", part.select(pl.col(columns).median()).row(0, named=True))]
-        if layers:
-            rows += [
-                (f"layer_{r['layer']:02d}/{prefix}{{}}", r) for r in part.iter_rows(named=True)
-            ]
         start = "".join(f"{part[name][0]}/" for name in leading)
-        for name, row in rows:
-            values |= {start + name.format(c): row[c] for c in columns if row[c] is not None}
+        add(part.select(pl.col(columns).median()).row(0, named=True), start, "_median")
+        if layers:
+            for row in part.iter_rows(named=True):
+                add(row, f"{start}layer_{row['layer']:02d}/", "")
     return values
 
 
@@ -360,19 +398,8 @@ class Penalty:
             return (2 / (1 + self._sign * scores + FLOOR)).mean()
 
     def _symmetry(self, plan: AttentionPlan) -> Float[Array, " forms"]:
+        """Return the symmetry of a block's layer, (1,), or of its heads, (H,); 0 of zero forms."""
         block = Block(self._parameters, plan)
         form = block.groups if self._heads else block.form
         scores: Any = symmetry(form)
         return scores.nan_to_num(0.0).reshape(-1)
-
-
-# The sizes that are logged, if a table has them.
-SIZES = (
-    "norm",
-    "spectral_norm",
-    "query_norm",
-    "key_norm",
-    "score_ceiling",
-    "score_ceiling_any_distance",
-    "max_logit",
-)

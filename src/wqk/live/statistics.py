@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk._typing import Float
-from wqk.live.calls import ObservedCall, Tile
+from wqk.live.calls import ObservedCall, Tile, both_visible, of_sequences
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # Hidden pairs are taken for logits of minus this number.
 HIDDEN_AT = 1e30
+
+# The axes of the rows of each head: sequences and queries of (B, H, I).
+ALL_ROWS = (0, 2)
 
 
 class BlockLogits(NamedTuple):
@@ -90,27 +93,28 @@ class HeadStatistics:
 
         Parameters
         ----------
+        call
+            The attention.
         is_self
             Whether queries and keys belong to the same tokens: a key that no query may see is then
             padding, and the query in its place does not count.
         """
         batch, _, queries, keys = call.shape
-        shown = call.visible_keys()
-        first = None if shown is None else shown.long().argmax(-1).expand(batch)
-        tokens = shown if is_self and queries == keys else None
+        visible_keys = call.visible_keys()
+        first_tokens = None
+        if visible_keys is not None:
+            first_tokens = visible_keys.long().argmax(-1).expand(batch)
+        tokens = visible_keys if is_self and queries == keys else None  # those that are no padding
         if call.is_relative:
             tokens = None
             self._first.fill_(math.nan)
         for tile in call.tiles():
-            rows = None
-            if tokens is not None:
-                own_tokens = tokens if len(tokens) == 1 else tokens[tile.sequences]
-                rows = own_tokens[:, None, tile.rows, None]
             visible = tile.visible
-            if rows is not None:
-                visible = rows if visible is None else visible & rows
-            start = None if first is None else first[tile.sequences]
-            self._add_tile(tile, visible, start)
+            if tokens is not None:
+                tokens_of_tile = of_sequences(tokens, tile.sequences)
+                visible = both_visible(visible, tokens_of_tile[:, None, tile.rows, None])
+            first = None if first_tokens is None else first_tokens[tile.sequences]
+            self._add_tile(tile, visible, first)
 
     def _add_tile(
         self, tile: Tile, visible: torch.Tensor | None, first: torch.Tensor | None
@@ -128,8 +132,8 @@ class HeadStatistics:
         """
         import torch
 
-        number = tile.logits.dtype if tile.logits.element_size() >= 4 else torch.float32
-        shown = None if visible is None else visible.to(number)
+        dtype = tile.logits.dtype if tile.logits.element_size() >= 4 else torch.float32
+        shown = None if visible is None else visible.to(dtype)
         below, highest = _below_highest(tile.logits, shown)
         if tile.weights is not None:
             shares = _shares_of_weights(tile.weights, first)
@@ -137,15 +141,17 @@ class HeadStatistics:
             shares = _shares_of_scores(below, first)
         else:
             scores = tile.scores.clamp(min=-HIDDEN_AT)  # functions of FlexAttention may give −∞
-            shares = _shares_of_scores(_below_highest(scores, shown)[0], first)
+            scores_below, _ = _below_highest(scores, shown)
+            shares = _shares_of_scores(scores_below, first)
         pairs = _pairs_of_rows(tile.logits, shown)
         self._add_logits(below, highest, pairs, shown)
-        counted = pairs > 0
+        counts = pairs > 0  # the rows that count
 
         def total(values: torch.Tensor) -> torch.Tensor:
-            return values.masked_fill(~counted, 0).sum((0, 2), dtype=torch.float64)
+            """Sum of values of rows (B, H, I) over the rows that count, (H,)."""
+            return values.masked_fill(~counts, 0).sum(ALL_ROWS, dtype=torch.float64)
 
-        self._rows += counted.sum((0, 2))
+        self._rows += counts.sum(ALL_ROWS)
         self._entropy += total(shares.entropy)
         self._top += total(shares.largest)
         self._first += total(shares.first)
@@ -177,30 +183,31 @@ class HeadStatistics:
 
         if shown is not None:
             below.mul_(shown)  # hidden pairs are at the highest, and add nothing to sums
-        rows = (0, 2)
         is_empty = pairs == 0
         highest = highest.double()
         lowest = highest + below.amin(-1).double()
-        largest = highest.masked_fill(is_empty, -math.inf).amax(rows)
-        smallest = lowest.masked_fill(is_empty, math.inf).amin(rows)
+        largest = highest.masked_fill(is_empty, -math.inf).amax(ALL_ROWS)
+        smallest = lowest.masked_fill(is_empty, math.inf).amin(ALL_ROWS)
         self._largest = torch.maximum(self._largest, largest)
         self._smallest = torch.minimum(self._smallest, smallest)
         row_pairs = pairs.clip(min=1)
         row_sums = below.sum(-1).double()
         row_squares = torch.linalg.vector_norm(below, dim=-1).double().square()
         row_means = (highest + row_sums / row_pairs).masked_fill(is_empty, 0)
+        # Squares around the mean of all rows are those within rows and those between rows.
         within = (row_squares - row_sums.square() / row_pairs).masked_fill(is_empty, 0)
-        total_pairs = pairs.sum(rows)
-        mean = (pairs * row_means).sum(rows) / total_pairs.clip(min=1)
+        total_pairs = pairs.sum(ALL_ROWS)
+        mean = (pairs * row_means).sum(ALL_ROWS) / total_pairs.clip(min=1)
         between = pairs * (row_means - mean[:, None]).square()
-        self._join(total_pairs, mean, (within + between).sum(rows))
+        self._join(total_pairs, mean, (within + between).sum(ALL_ROWS))
 
     def _join(self, pairs: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        """Join counts, means and squares around the mean with those so far (Chan et al.)."""
-        every = (self._pairs + pairs).clip(min=1)
-        gap = mean - self._mean
-        self._mean = self._mean + gap * pairs / every
-        self._squares = self._squares + squares + gap.square() * self._pairs * pairs / every
+        """Join counts, means and squares around the mean, (H,), with those so far (Chan et al.)."""
+        total_pairs = (self._pairs + pairs).clip(min=1)
+        step = mean - self._mean
+        self._mean = self._mean + step * pairs / total_pairs
+        squares_between = step.square() * self._pairs * pairs / total_pairs
+        self._squares = self._squares + squares + squares_between
         self._pairs = self._pairs + pairs
 
     def merge(self, other: HeadStatistics) -> None:
@@ -218,21 +225,26 @@ class HeadStatistics:
     def result(self) -> BlockLogits:
         """Return the statistics, on the host."""
         extreme = self._largest.where(self._largest.abs() >= self._smallest.abs(), self._smallest)
-        values = (
-            self._largest,
-            (self._squares / self._pairs).clip(min=0).sqrt(),
-            self._entropy / self._rows,
-            self._top / self._rows,
-            extreme.where(~self._largest.isnan(), self._largest),
-            self._first / self._rows,
+        extreme = extreme.where(~self._largest.isnan(), self._largest)
+        deviation = (self._squares / self._pairs).clip(min=0).sqrt()
+
+        def on_host(values: torch.Tensor) -> np.ndarray:
+            return np.asarray(values.cpu().numpy())
+
+        return BlockLogits(
+            max_logit=on_host(self._largest),
+            logit_std=on_host(deviation),
+            attention_entropy=on_host(self._entropy / self._rows),
+            attention_top_share=on_host(self._top / self._rows),
+            extreme_logit=on_host(extreme),
+            first_token_share=on_host(self._first / self._rows),
         )
-        return BlockLogits(*(value.cpu().numpy() for value in values))
 
 
 def _below_highest(
     values: torch.Tensor, shown: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values (B, H, I, J) less the highest visible one of their row, and the highest.
+    """Return values (B, H, I, J) less the highest visible value of their row, and the highest.
 
     Hidden pairs lie about 10³⁰ below the highest. Arithmetic is used where a mask would be natural:
     PyTorch's ``masked_fill`` takes longer than all other steps together.
@@ -268,20 +280,20 @@ def _shares_of_weights(weights: torch.Tensor, first: torch.Tensor | None) -> Sha
 
     logarithms = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()
     entropy = -logarithms.mul_(weights).sum(-1)
-    return Shares(entropy, weights.amax(-1), _at(weights, first))
+    return Shares(entropy=entropy, largest=weights.amax(-1), first=_weight_of_first(weights, first))
 
 
 def _shares_of_scores(below: torch.Tensor, first: torch.Tensor | None) -> Shares:
     """Return the shares of rows of scores, given as their distance from the highest."""
-    parts = below.exp()
-    total = parts.sum(-1)
-    share = _at(parts, first) / total
-    # The distance of hidden pairs is large, but finite.
-    entropy = total.log() - parts.mul_(below).sum(-1) / total
-    return Shares(entropy, 1 / total, share)
+    exponentials = below.exp()
+    total = exponentials.sum(-1)
+    first_share = _weight_of_first(exponentials, first) / total
+    # −Σ p log p = log Σ e − Σ e · below / Σ e; the distance of hidden pairs is large, but finite.
+    entropy = total.log() - exponentials.mul_(below).sum(-1) / total
+    return Shares(entropy=entropy, largest=1 / total, first=first_share)
 
 
-def _at(weights: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
+def _weight_of_first(weights: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
     """Weights of the first token (B, H, I), whose place may differ between sequences."""
     if first is None:
         return weights[..., 0]

@@ -107,8 +107,8 @@ class VerifiedBlock:
     layer: int
     application: int  # counts the uses of shared weights from 0
 
-    # Largest absolute difference of an attention probability; infinite if the weights do not even
-    # fit what the model computes, None if the model reports no attention.
+    # Largest absolute difference of an attention probability; infinite if the weights do not fit
+    # the model's computation, None if the model reports no attention.
     difference: float | None
     # Largest difference of a product of queries and keys without positions, relative to the largest
     # product; None if it was not needed, or no such product was seen.
@@ -129,11 +129,18 @@ class VerifiedBlock:
         attention. ``only form right``: they are not what the family says.
         """
         if self.difference is not None and self.difference <= self.tolerance:
-            return RIGHT if self.tolerance < self.contrast / MIN_CONTRAST else TOO_UNIFORM
+            has_contrast = self.tolerance < self.contrast / MIN_CONTRAST
+            return RIGHT if has_contrast else TOO_UNIFORM
         if self.form_difference is not None and self.form_difference <= self.tolerance:
-            return ONLY_FORM_RIGHT if self.described and self.difference is not None else FORM_RIGHT
-        fits = self.difference is None or (not self.described and math.isfinite(self.difference))
-        return NOT_COMPARED if fits and self.form_difference is None else WRONG
+            contradicts_family = self.described and self.difference is not None
+            return ONLY_FORM_RIGHT if contradicts_family else FORM_RIGHT
+        if self.form_difference is not None:
+            return WRONG
+        if self.difference is None:
+            return NOT_COMPARED
+        # An infinite difference means that the weights do not fit what the model computes.
+        is_explained = not self.described and math.isfinite(self.difference)
+        return NOT_COMPARED if is_explained else WRONG
 
     @property
     def ok(self) -> bool:
@@ -197,9 +204,8 @@ class Verification(Result):
     @property
     def result(self) -> str:
         """Sentence of the worst verdict."""
-        result = VERDICTS[self.verdict][1].format(
-            difference=self.difference, precision=self.precision
-        )
+        _, sentence = VERDICTS[self.verdict]
+        result = sentence.format(difference=self.difference, precision=self.precision)
         if self.verdict != ONLY_FORM_RIGHT or not self.rounded:
             return result
         return (
@@ -227,11 +233,13 @@ class Verification(Result):
             shown = block.difference if block.verdict == RIGHT else block.form_difference
             difference = "–" if shown is None else f"{shown:.1e}"
             score, ceiling = block.largest_score, block.ceiling
-            largest, bound = ("–" if n is None else f"{n:.3g}" for n in (score, ceiling))
-            times = f"× {ceiling / score:.1f}" if score and ceiling is not None else ""
-            verdict = Cell(VERDICTS[block.verdict][0], style="" if block.ok else "bold red")
+            largest = "–" if score is None else f"{score:.3g}"
+            limit = Cell("–", "")
+            if score and ceiling is not None:
+                limit = Cell(f"{ceiling:.3g}", f"× {ceiling / score:.1f}")
+            word, _ = VERDICTS[block.verdict]
+            verdict = Cell(word, style="" if block.ok else "bold red")
             attention = f"{block.stack} {block.kind}"
-            limit = Cell(bound if score else "–", times)
             table.add(attention, layer, difference, largest, limit, verdict)
         yield table
         if self.verdict in (NOT_COMPARED, FORM_RIGHT):
@@ -298,7 +306,7 @@ def verify(
     opened = open_model(ref)
     opened.require_softmax()
     if hasattr(opened.ref, "named_modules") and batch is not None:
-        return _verified(opened, batch, 1e-5 if tolerance is None else tolerance)
+        return _verify_module(opened, batch, 1e-5 if tolerance is None else tolerance)
     if batch is not None:
         raise CheckpointError(
             f"{opened.name}: a batch is for a module in memory; a model that is stored reads text= "
@@ -317,46 +325,59 @@ def verify(
     if isinstance(stored, AdaptedCheckpoint):
         adapter, stored = stored.adapter, unrounded(stored)
     model = opened.on(_InDoublePrecision(stored))
-    settings: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed}
-    return _compared(
-        model, lambda flat: run(ref, model, adapter=adapter, flat=flat, **settings), tolerance
-    )
+
+    def run_model(flat: bool) -> ModelRun:
+        return run(
+            ref,
+            model,
+            adapter=adapter,
+            text=text,
+            tokens=tokens,
+            length=length,
+            seed=seed,
+            flat=flat,
+        )
+
+    return _compare(model, run_model, tolerance)
 
 
-def _verified(opened: Model, batch: Any, tolerance: float) -> Verification:
+def _verify_module(opened: Model, batch: Any, tolerance: float) -> Verification:
     """Verify a module in memory on a batch; in float32 where its code takes nothing else."""
     try:
-        verified = _run_copy(opened, batch, tolerance)
-    except CheckpointError as refused:
+        verification = _verify_copy(opened, batch, tolerance, exact=True)
+    except CheckpointError as refusal:
         try:
-            verified = _run_copy(opened, batch, tolerance, exact=False)
+            verification = _verify_copy(opened, batch, tolerance, exact=False)
         except CheckpointError:
-            raise refused from None
-    if verified.verdict == RIGHT:
-        PROVEN[unwrapped(opened.ref)] = verified.learned
-    return verified
+            raise refusal from None
+    if verification.verdict == RIGHT:
+        PROVEN[unwrapped(opened.ref)] = verification.learned
+    return verification
 
 
-def _run_copy(opened: Model, batch: Any, tolerance: float, exact: bool = True) -> Verification:
-    module = _copied(unwrapped(opened.ref)).cpu().eval()
+def _verify_copy(opened: Model, batch: Any, tolerance: float, *, exact: bool) -> Verification:
+    """Verify a copy of a module on the host, in float64 where ``exact``, else in float32."""
+    module = _copy_of(unwrapped(opened.ref)).cpu().eval()
     module = module.double() if exact else module.float()
     for part in module.modules():
         if hasattr(part, "set_attn_implementation"):
             part.set_attn_implementation("eager")
     model, batch = opened.on(LiveCheckpoint(module)), _on_host(batch, exact)
-    verified = _compared(
-        model, lambda flat: run_module(module, opened.plans, batch, flat, exact), tolerance
-    )
+
+    def run_model(flat: bool) -> ModelRun:
+        return run_module(module, opened.plans, batch, flat=flat, exact=exact)
+
+    verification = _compare(model, run_model, tolerance)
     rounded = tuple(
         name
         for name, buffer in unwrapped(opened.ref).named_buffers()
         if buffer.is_floating_point() and buffer.itemsize == 2
     )
-    return replace(verified, precision="float64" if exact else "float32", rounded=rounded)
+    return replace(verification, precision="float64" if exact else "float32", rounded=rounded)
 
 
-def _copied(module: Any) -> Any:
-    """Copy a module, with what the module keeps of its last pass.
+def _copy_of(module: Any) -> Any:
+    """Return a copy of a module, with the tensors that the module keeps of its last pass.
 
     Kept tensors may belong to a graph of gradients, and PyTorch copies no such tensors. A mode of
     this thread detaches them; nothing of PyTorch is changed for others.
@@ -376,48 +397,47 @@ def _copied(module: Any) -> Any:
         return deepcopy(module)
 
 
-def _compared(model: Model, measured: Callable[[bool], ModelRun], tolerance: float) -> Verification:
-    """Compare a run's blocks with their forms; where they differ, also with flattened attention.
+def _compare(model: Model, run_model: Callable[[bool], ModelRun], tolerance: float) -> Verification:
+    """Compare a run's blocks with their forms; where they differ, also without rotary positions.
 
-    ``measured`` runs the model, plain or flattened: what each block did, and what could not be run.
+    Parameters
+    ----------
+    model
+        The model whose blocks are compared.
+    run_model
+        Runs the model and records its blocks; with True, without rotary positions.
+    tolerance
+        Largest difference that passes.
     """
-    records, failures = measured(False)
-    pairs = [
-        pair
-        for block, record in zip(model, records, strict=True)
-        for pair in _blocks(block, record, tolerance)
-    ]
-    blocks = [block for block, _ in pairs]
+    records, failures = run_model(False)
+    comparisons: list[tuple[VerifiedBlock, Learned | None]] = []
+    for block, applications in zip(model, records, strict=True):
+        comparisons += _compare_block(block, applications, tolerance)
+    blocks = [block for block, _ in comparisons]
     if not all(block.verdict == RIGHT for block in blocks):
-        flat, _ = measured(True)
-        differences = [
-            form_difference(block, use)
-            for block, uses in zip(model, flat, strict=True)
-            for use in (*uses,) or (None,)
-        ]
+        flat_records, _ = run_model(True)
+        differences: list[float | None] = []
+        for block, applications in zip(model, flat_records, strict=True):
+            differences += [form_difference(block, use) for use in _uses(applications)]
         blocks = [
             replace(block, form_difference=difference)
             for block, difference in zip(blocks, differences, strict=True)
         ]
-    without = (
-        f"{mixer}: has no softmax whose input could be compared" for mixer in model.without_softmax
-    )
-    unknown = (
-        f"{block.plan.place}: {why}"
-        for block, record in zip(model, records, strict=True)
-        for why in {beyond(block.plan, use.key_input.shape[1]) for use in record}
-        if why
-    )
+    for mixer in model.without_softmax:
+        failures.append(f"{mixer}: has no softmax whose input could be compared")
+    for block, applications in zip(model, records, strict=True):
+        reasons = {beyond(block.plan, use.key_input.shape[1]) for use in applications}
+        failures += [f"{block.plan.place}: {reason}" for reason in reasons if reason]
     learned = {
         Place(block.stack, block.kind, block.layer): facts
-        for block, facts in pairs
+        for block, facts in comparisons
         if facts is not None and block.verdict == RIGHT
     }
     return Verification(
-        model.name,
-        model.family,
-        tuple(blocks),
-        (*failures, *without, *unknown),
+        checkpoint=model.name,
+        family=model.family,
+        blocks=tuple(blocks),
+        failures=tuple(failures),
         learned=learned,
         family_file=family_file(model, learned),
     )
@@ -427,9 +447,8 @@ def _on_host(batch: Any, exact: bool) -> Any:
     """Return a batch's tensors on the host, its numbers in float64 or float32."""
     if isinstance(batch, Mapping):
         return {name: _on_host(value, exact) for name, value in batch.items()}
-    if isinstance(
-        batch, list
-    ):  # some models tell lists from tuples: Qwen-Image's sizes of pictures
+    # Lists stay lists: some models distinguish them from tuples (Qwen-Image's sizes of pictures).
+    if isinstance(batch, list):
         return [_on_host(value, exact) for value in batch]
     if isinstance(batch, tuple):
         return tuple(_on_host(value, exact) for value in batch)
@@ -442,48 +461,54 @@ def _on_host(batch: Any, exact: bool) -> Any:
 
 
 class AttentionCheck(NamedTuple):
-    """An observed attention next to the one that is recomputed."""
+    """An observed attention compared with the recomputed attention."""
 
-    difference: float  # largest difference of a probability
+    difference: float | None  # largest difference of a probability; None without any attention
     contrast: float  # largest distance of the observed attention from uniform
     largest_score: float | None
     learned: Learned | None
 
 
-def _blocks(
-    block: Block, record: Sequence[Application], tolerance: float
+NOT_OBSERVED = AttentionCheck(difference=None, contrast=0.0, largest_score=None, learned=None)
+
+
+def _uses(applications: Sequence[Application]) -> Sequence[Application | None]:
+    """Return the applications of a block; a single None if the block did not run."""
+    return applications if applications else [None]
+
+
+def _compare_block(
+    block: Block, applications: Sequence[Application], tolerance: float
 ) -> Iterator[tuple[VerifiedBlock, Learned | None]]:
     """Compare each application of a block; a block that did not run has one, without numbers."""
     plan = block.plan
     sinks = block.read([plan.sinks])[0] if plan.sinks else None
     bounds = None if plan.rule.guess else block.ceiling()
     ceiling = None if bounds is None else float(bounds.any_distance.max())
-    for number, application in enumerate((*record,) or (None,)):
-        compared = None if application is None else _closest(block, application, sinks)
-        length = 0 if application is None else application.key_input.shape[1]
-        has_rest = plan.position in (*FROM_DISTANCE, *OBSERVED) and plan.rule.whole_score
-        described = has_rest and not plan.rule.guess and not beyond(plan, length)
-        yield (
-            VerifiedBlock(
-                *plan.place,
-                number,
-                difference=None if compared is None else compared.difference,
-                form_difference=None,
-                contrast=0.0 if compared is None else compared.contrast,
-                tolerance=tolerance,
-                largest_score=None if compared is None else compared.largest_score,
-                ceiling=ceiling,
-                described=described,
-            ),
-            None if compared is None else compared.learned,
+    knows_positions = plan.position in (*FROM_DISTANCE, *OBSERVED)
+    knows_score = knows_positions and plan.rule.whole_score and not plan.rule.guess
+    for number, application in enumerate(_uses(applications)):
+        check, length = NOT_OBSERVED, 0
+        if application is not None:
+            check = _closest(block, application, sinks)
+            length = application.key_input.shape[1]
+        verified = VerifiedBlock(
+            *plan.place,
+            number,
+            difference=check.difference,
+            form_difference=None,
+            contrast=check.contrast,
+            tolerance=tolerance,
+            largest_score=check.largest_score,
+            ceiling=ceiling,
+            described=knows_score and not beyond(plan, length),
         )
+        yield verified, check.learned
 
 
-def _closest(
-    block: Block, application: Application, sinks: np.ndarray | None
-) -> AttentionCheck | None:
-    """Return the comparison of the observed attention that is nearest to the recomputed one."""
-    comparisons = []
+def _closest(block: Block, application: Application, sinks: np.ndarray | None) -> AttentionCheck:
+    """Return the check of the observed attention that is nearest to the recomputed attention."""
+    checks: list[AttentionCheck] = []
     for attention in _attentions(block.plan, application):
         batch, _, queries, keys = attention.weights.shape
         if not block.plan.rule.whole_score and application.key_input.shape[1] != keys:
@@ -491,10 +516,25 @@ def _closest(
             continue
         inputs = fitted(application, batch, queries, keys, block.groups.widths)
         if inputs is not None:
-            comparisons.append(_comparison(block, attention, inputs, sinks))
-    if not comparisons and application.has_other_heads:
-        return AttentionCheck(math.inf, 0.0, None if block.plan.rule.guess else math.inf, None)
-    return min(comparisons, key=lambda one: one.difference, default=None)
+            checks.append(_check(block, attention, inputs, sinks))
+    if not checks and application.has_other_heads:
+        return _misfit(block.plan, contrast=0.0)
+
+    def difference(check: AttentionCheck) -> float:
+        assert check.difference is not None
+        return check.difference
+
+    return min(checks, key=difference, default=NOT_OBSERVED)
+
+
+def _misfit(plan: AttentionPlan, contrast: float) -> AttentionCheck:
+    """Return the check of an attention that the weights of a block do not fit."""
+    return AttentionCheck(
+        difference=math.inf,
+        contrast=contrast,
+        largest_score=None if plan.rule.guess else math.inf,
+        learned=None,
+    )
 
 
 def _attentions(plan: AttentionPlan, application: Application) -> Iterator[Attention]:
@@ -507,13 +547,25 @@ def _attentions(plan: AttentionPlan, application: Application) -> Iterator[Atten
             yield attention
 
 
-def _comparison(
+def _check(
     block: Block,
     attention: Attention,
     inputs: tuple[np.ndarray, np.ndarray],
     sinks: np.ndarray | None,
 ) -> AttentionCheck:
-    """Recompute an attention from the inputs of its projections, and compare."""
+    """Recompute an attention from the inputs of its projections, and compare.
+
+    Parameters
+    ----------
+    block
+        The block whose weights are checked.
+    attention
+        The observed attention, (B, H, I, J).
+    inputs
+        Inputs of the queries, (B, I, D), and of the keys, (B, J, D).
+    sinks
+        Scores of the heads' sinks, (H,); None without.
+    """
     plan, (x, y) = block.plan, inputs
     rows = _token_rows(plan, attention)
     weights = attention.weights
@@ -522,15 +574,17 @@ def _comparison(
     observed = weights.swapaxes(1, 2)[rows]
     contrast = _contrast(observed)
     if (x.shape[-1], y.shape[-1]) != block.groups.widths:
-        largest = None if plan.rule.guess else math.inf
-        return AttentionCheck(math.inf, contrast, largest, None)
-    products = block.products(x, y, (np.arange(x.shape[1]), np.arange(y.shape[1])))
-    scores, shown, learned = block.scores(products), attention.visible, None
+        return _misfit(plan, contrast)
+    positions = np.arange(x.shape[1]), np.arange(y.shape[1])
+    products = block.products(x, y, positions)
+    learned = largest_score = None
     if plan.rule.guess:
         learned = _learned(plan, attention, products)
         scores = learned.scale * products + attention.added
+        shown = attention.visible
     else:
-        scores = scores + _added(plan, attention)
+        largest_score = plan.score_scale * float(np.abs(products).max())
+        scores = block.scores(products) + _added(plan, attention)
         shown = _expected_mask(plan, attention)
     # Granite SWA gives sinks their share of the outputs, after what it reports.
     takes_part = sinks is not None and not np.allclose(observed.sum(axis=-1), 1, atol=1e-6)
@@ -540,10 +594,7 @@ def _comparison(
         masked = np.concatenate([masked, attention.other_scores], axis=-1)
     expected = softmax(masked, sinks if takes_part else None)
     difference = float(np.abs(expected.swapaxes(1, 2)[rows] - observed).max(initial=0.0))
-    largest = None
-    if not plan.rule.guess:
-        largest = plan.score_scale * float(np.abs(products).max())
-    return AttentionCheck(difference, contrast, largest, learned)
+    return AttentionCheck(difference, contrast, largest_score, learned)
 
 
 def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
@@ -558,61 +609,79 @@ def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
 
 
 def _expected_mask(plan: AttentionPlan, attention: Attention) -> np.ndarray:
-    """Pairs that the plan shows: by causality and window, among the keys that are no padding."""
+    """Mask of the pairs that a plan shows: by causality and window, of keys that are no padding.
+
+    The observed mask, if the plan does not determine it.
+    """
     *_, queries, keys = attention.visible.shape
     if plan.window is not None and not plan.window.is_known:
         return attention.visible
     if plan.position and plan.position not in FROM_DISTANCE:
         return attention.visible  # windows of pictures, which positions in a row do not determine
     shown = allowed(plan, np.arange(queries)[:, None] - np.arange(keys))
-    return np.asarray(shown & np.asarray(attention.visible.any(axis=(1, 2)))[:, None, None])
+    is_token = np.asarray(attention.visible.any(axis=(1, 2)))  # keys that are no padding, (B, J)
+    return np.asarray(shown & is_token[:, None, None])
 
 
 def _token_rows(plan: AttentionPlan, attention: Attention) -> np.ndarray:
-    """Rows (B, I) that count: not those of padding, nor those that see no key."""
+    """Mask of the rows (B, I) that count: not those of padding, nor those that see no key."""
     visible = attention.visible
-    rows = np.asarray(visible.any(axis=(1, 3)))
-    if plan.kind != "cross" and visible.shape[-1] == visible.shape[-2]:
-        rows = rows & np.asarray(visible.any(axis=(1, 2)))
-    return rows
+    sees_a_key = np.asarray(visible.any(axis=(1, 3)))
+    if plan.kind == "cross" or visible.shape[-1] != visible.shape[-2]:
+        return sees_a_key
+    is_seen = np.asarray(visible.any(axis=(1, 2)))  # padding is not
+    return np.asarray(sees_a_key & is_seen)
 
 
 def _contrast(weights: np.ndarray) -> float:
-    """Return the largest distance of probabilities from uniform, of what is given to the keys."""
-    seen = np.maximum(1, (weights > 0).sum(axis=-1, keepdims=True))
-    uniform = weights.sum(axis=-1, keepdims=True) / seen
+    """Return the largest distance of weights from uniform, over the keys with a positive weight.
+
+    Uniform weights have the same sum, which is below 1 where sinks take a share.
+    """
+    key_counts = np.maximum(1, (weights > 0).sum(axis=-1, keepdims=True))
+    uniform = weights.sum(axis=-1, keepdims=True) / key_counts
     return float(np.where(weights > 0, np.abs(weights - uniform), 0).max(initial=0.0))
 
 
 def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) -> Learned:
-    """Scale, mask and window of a guess, from an observed attention."""
-    scale = plan.score_scale
-    if attention.logits is not None:
-        square = float((products * products).sum())
-        scale = float((attention.logits * products).sum()) / square if square else plan.score_scale
-        # Without the rounding of float64, so that equal blocks have learned equal scales.
-        scale = float(f"{scale:.12g}")
-        if math.isclose(scale, plan.score_scale, rel_tol=1e-5):
-            scale = plan.score_scale
+    """Return scale, mask and window of a guess, from an observed attention.
+
+    ``products`` of queries and keys, (B, H, I, J), are those of the guess.
+    """
     visible = attention.visible
-    keys = np.asarray(visible.any(axis=(1, 2)))[:, None, None]
-    *_, count, key_count = visible.shape
-    distance = np.arange(count)[:, None] - np.arange(key_count)
-    shown = np.asarray(visible.any(axis=(0, 1)))
-    causal = count == key_count and count > 1 and not (shown & (distance < 0)).any()
+    *_, query_count, key_count = visible.shape
+    distance = np.arange(query_count)[:, None] - np.arange(key_count)
+    shown = np.asarray(visible.any(axis=(0, 1)))  # pairs that some text and head shows, (I, J)
+    is_square = query_count == key_count and query_count > 1
+    is_causal = is_square and not (shown & (distance < 0)).any()
     back = int(distance[shown].max(initial=0))
-    has_window = causal and back < count - 1
-    expected = (distance >= 0) if causal else np.ones_like(shown)
+    has_window = is_causal and back < query_count - 1
+    expected = (distance >= 0) if is_causal else np.ones_like(shown)
     if has_window:
         expected = expected & (distance <= back)
+    is_token = np.asarray(visible.any(axis=(1, 2)))[:, None, None]  # keys that are no padding
+    expected = np.broadcast_to(expected & is_token, visible.shape)
     has_bias = bool(np.abs(attention.added).max(initial=0.0) > 1e-5)
     return Learned(
-        scale=scale,
-        causal=causal,
+        scale=_learned_scale(plan, attention.logits, products),
+        causal=is_causal,
         window=back + 1 if has_window else None,
-        has_own_mask=not np.array_equal(np.broadcast_to(expected & keys, visible.shape), visible),
+        has_own_mask=not np.array_equal(expected, visible),
         has_bias=has_bias,
     )
+
+
+def _learned_scale(plan: AttentionPlan, logits: np.ndarray | None, products: np.ndarray) -> float:
+    """Return the factor that makes products nearest to logits; the plan's if it is as near."""
+    if logits is None:
+        return plan.score_scale
+    square_sum = float((products * products).sum())
+    if not square_sum:
+        return plan.score_scale
+    scale = float((logits * products).sum()) / square_sum
+    # Without the rounding of float64, so that equal blocks have learned equal scales.
+    scale = float(f"{scale:.12g}")
+    return plan.score_scale if math.isclose(scale, plan.score_scale, rel_tol=1e-5) else scale
 
 
 class _InDoublePrecision(Around):
