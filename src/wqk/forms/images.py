@@ -74,7 +74,9 @@ def matrix_image(form: Matrix, side: int = 1024, gamma: float = 2.0) -> MatrixIm
     ((10, 10), [1.0, -9.0, 1.0], array([7]))
     """
     if form.stack:
-        raise FormError(f"an image shows one form, got a stack of {form.stack}")
+        raise FormError(
+            f"an image shows one form, got a stack of {form.stack}; index the stack first"
+        )
     query, key = on_host(form.moments.query), on_host(form.moments.key)
     row_edges, column_edges = (  # the first row or column of each pixel, and the end of the last
         np.linspace(0, length, min(length, side) + 1).round().astype(int) for length in form.widths

@@ -302,8 +302,8 @@ def _as_heads(heads: Any) -> BilinearForm:
     groups = getattr(heads, "groups", None)
     if not isinstance(groups, BilinearForm):
         raise FormError(
-            "expected the heads of one layer, such as wqk.open(ref)[0].heads, or a stack of forms, "
-            f"got {type(heads).__name__}"
+            "heads: expected the heads of one layer, such as wqk.open(ref)[0].heads, or a stack "
+            f"of forms, got {type(heads).__name__}"
         )
     return groups
 

@@ -170,7 +170,7 @@ class TextChoice:
         if sum(source is not None for source in sources) != 1:
             raise CorpusError("give one of text, corpus and tokens: what the model is to read")
         if self.blocks < 2:
-            raise CorpusError(f"an interval needs at least 2 blocks; got {self.blocks}")
+            raise CorpusError(f"blocks: an interval needs 2 or more, got {self.blocks}")
 
 
 def open_held_out(model: Any, tokenizer_maker: partial[Any] | None, choice: TextChoice) -> HeldOut:
@@ -252,7 +252,10 @@ def _cut(source: TokenSource, model: Any, blocks: int, block: int | None) -> np.
     positions = most_positions(model)
     length = min(BLOCK, positions or BLOCK) if block is None else block
     if positions is not None and length > positions:
-        raise CorpusError(f"blocks of {length} tokens; the model has {positions} positions")
+        raise CorpusError(
+            f"block: the model has {positions} positions; expected at most {positions} tokens in "
+            f"a block, got {length}"
+        )
     count = min(blocks, len(ids) // length) if length > 1 else 0
     if count < 2:
         raise CorpusError(
@@ -270,7 +273,10 @@ def _check_ids(name: str, ids: np.ndarray, model: Any) -> None:
     try:
         vocabulary_size = model.get_input_embeddings().num_embeddings
     except (AttributeError, NotImplementedError):
-        raise CheckpointError(f"{type(model).__name__} does not read tokens") from None
+        raise CheckpointError(
+            f"{type(model).__name__}: has no table of token embeddings; expected a model that "
+            "reads tokens"
+        ) from None
     if ids.min() < 0 or ids.max() >= vocabulary_size:
         raise CorpusError(
             f"{name}: has token ids up to {ids.max()}, and the model a vocabulary of "
