@@ -314,7 +314,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls=METHOD_CALLS):
         missing = len(self.stack) + 2 - indexed
         if missing < 0 or len(dots) > 1 or any(entry is None for entry in entries):
             raise FormError(
-                f"index {index!r}: does not fit a form of shape {self.shape}; expected at most "
+                f"a form of shape {self.shape} takes no index {entries}; expected at most "
                 f"{len(self.stack) + 2} numbers, slices or lists, and at most one ellipsis"
             )
         position = dots[0] if dots else len(entries)

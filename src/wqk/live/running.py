@@ -61,10 +61,10 @@ BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel"
 
 
 class InputRequest(NamedTuple):
-    """Input that a model is to read: these tokens, or random ones of this number."""
+    """Input that a model is to read: given tokens, or random ones."""
 
-    tokens: Sequence[int] | None
-    length: int
+    tokens: Sequence[int] | None  # of one text; None for random texts
+    length: int  # number of random tokens, or of frames of a sound
     random: np.random.Generator
 
     @property
