@@ -262,10 +262,9 @@ def test_the_namespace_is_the_public_list() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("read", "wqk.open(ref)?"),
+        ("read", "wqk.open(ref), or wqk.read_table(path) for a table of scores?"),
         ("compare", "wqk.same(reference, candidate), or wqk.diff(reference, candidate)?"),
-        ("track", "wqk.watch(run, out=folder)?"),
-        ("symmetry_score", "wqk.symmetry(query, key)?"),
+        ("track", "wqk.watch(run, out=folder), or wqk.scan(run) for the steps that are there?"),
         ("symetry", "'symmetry'?"),
         ("train", "wqk_lab.train(...)?"),
     ],

@@ -191,7 +191,7 @@ GUESSES = (
         names="spectra spectrum",
     ),
     _guess(
-        call="form.eigenvalues(), form.svd() or form.norm of form = wqk.open(ref)[layer, head]",
+        call="wqk.open(ref)[layer, head].qk, a form: form.eigenvalues(), form.svd(), form.norm",
         command="wqk scan REF --spectrum has measures of them; in Python, "
         "wqk.open(ref)[layer, head] has svd(), singular_values() and eigenvalues()",
         names="eig eigen eigenvalue eigenvalues eigs norm norms rank singular singular_values "
@@ -227,7 +227,7 @@ GUESSES = (
         names="baseline chance expected expected_symmetry null random random_baseline",
     ),
     _guess(
-        call="print(wqk.scan(ref)), which ranks the checkpoint among published ones",
+        call="wqk.scan(ref), whose printed table ranks the checkpoint among published ones",
         command="wqk scan REF ranks a checkpoint among published ones; wqk lab atlas has their "
         "scores",
         names="percentile percentiles rank_among typical typical_scores",

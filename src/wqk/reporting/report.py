@@ -472,7 +472,7 @@ def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 values = pl.col("values").list
                 spread = {"mean": values.mean(), "low": values.min(), "high": values.max()}
                 summary = common.select("step", **spread)
-                curve = {"name": name, "kind": kind, "color": f"{mode}-{shade}"}
+                curve: dict[str, Any] = {"name": name, "kind": kind, "color": f"{mode}-{shade}"}
                 curve["step"] = summary["step"].to_list()
                 for statistic in spread:
                     curve[statistic] = [digits(value) for value in summary[statistic]]
