@@ -19,7 +19,7 @@ from tests.command import run
 from wqk_lab.atlas import published_training
 from wqk_lab.claims import claims
 from wqk_lab.claims.comparing import ClaimEstimate, adjusted, mean_difference, separation
-from wqk_lab.claims.page import PaperClaim
+from wqk_lab.claims.page import ClaimsPage, PaperClaim
 from wqk_lab.claims.records import encoder_decoders
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -239,3 +239,11 @@ def test_the_page_prints_each_claim_with_what_decides_it() -> None:
         counts[each.verdict] = counts.get(each.verdict, 0) + 1
     sentence = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     assert lines[-1] == f"Of {len(page())} claims of the paper: {sentence}."
+
+
+def test_the_table_of_the_page_is_that_of_the_claims() -> None:
+    lines = (DOCS / "results" / "paper.md").read_text(encoding="utf-8").splitlines()
+    table = ClaimsPage(tuple(page().values())).markdown()
+    assert len(table) == len(page()) + 2
+    begin = lines.index(table[0])
+    assert lines[begin : begin + len(table)] == table

@@ -25,7 +25,7 @@ def test_the_command_knows_the_figures() -> None:
 )
 def test_pictures_by_their_endings(ending: str, head: bytes, tmp_path: Path) -> None:
     out = tmp_path / f"heads.{ending}"
-    wqk("heads", "--out", out)
+    assert wqk("heads", "--out", out).stderr.strip() == f"heads: {out}"
     assert out.read_bytes().startswith(head)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
@@ -52,7 +52,8 @@ def test_numbers_as_csv_and_json(tmp_path: Path) -> None:
 def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
     printed = wqk("tableS3")
     assert "| BERT-tiny | −0.79 |" in printed.stdout
-    wqk("tableS3", "--out", tmp_path / "s3.tex")
+    written = wqk("tableS3", "--out", tmp_path / "s3.tex")
+    assert written.stderr.strip() == f"tableS3: {tmp_path / 's3.tex'}"
     assert r"\begin{tabular}" in (tmp_path / "s3.tex").read_text()
 
 

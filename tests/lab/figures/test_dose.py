@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.lab.figures.making import logged
 
 from wqk.errors import RunError
 from wqk.tables.run import Run
 from wqk_lab.figures import Sources, draw, numbers
+from wqk_lab.figures.dose import DOSE_SCHEMA
 
 
 def run(
@@ -51,6 +53,7 @@ def runs(tmp_path: Path) -> list[Run]:
 
 def test_runs_stand_at_the_scale_of_their_start(runs: list[Run]) -> None:
     rows = numbers("dose", Sources(tuple(runs), level=2.95))
+    assert rows.schema == numbers("dose", Sources(tuple(runs))).schema == pl.Schema(DOSE_SCHEMA)
     losses_by_start = {
         (row["scale"], row["start"], row["factor"], row["seed"]): (
             row["held_out_loss"],

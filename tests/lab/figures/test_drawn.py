@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,22 @@ from matplotlib.text import Text
 from scipy import stats
 from tests.lab.figures.making import make_run, row, table
 
-from wqk._style import SCORE_LABELS, STACK_COLORS
+from wqk._style import SCORE_LABELS, STACK_COLORS, new_figure
 from wqk.forms.scores import untrained_range
+from wqk.reporting.demo import demo_table
 from wqk.reporting.pictures import BAND, shades
 from wqk.tables.score_table import ScoreTable
-from wqk_lab.figures import Sources, draw, numbers
-from wqk_lab.figures.by_layer import coupling_by_layer, terms_by_layer
+from wqk_lab.atlas import published_training
+from wqk_lab.figures import FIGURES, Sources, draw, numbers
+from wqk_lab.figures.by_layer import (
+    coupling_by_layer,
+    draw_form,
+    examples,
+    picture,
+    terms_by_layer,
+)
 from wqk_lab.figures.convert import ENOUGH, dose_curves, over_seeds
+from wqk_lab.figures.curves import CURVE
 from wqk_lab.figures.model_sizes import HOLLOW, by_size, model_rows
 from wqk_lab.figures.paired import LABELS, PAIR_SCHEMA, TESTED, pair_tests, paired_panels
 from wqk_lab.figures.starts import LOOKS, OTHERS
@@ -295,6 +305,8 @@ def test_conversions_are_means_with_students_intervals(seeds: int) -> None:
                 if seeds == ENOUGH:
                     assert ends[step] == pytest.approx((mean - half, mean + half))
         assert axis.get_xticks().tolist() == [0, 10, 100]
+        is_first = origin == "decoder"  # whose heights are those of the whole row
+        assert axis.yaxis.get_tick_params()["labelleft"] == is_first
         assert axis.get_xscale() == "symlog"
     named = [tick.get_text() for tick in figure.axes[-1].get_xticklabels()]
     assert named == ["0", "10", ""]  # every second step, and the first
@@ -317,10 +329,11 @@ def test_conversions_over_seeds_have_their_number() -> None:
 def pair_frame(random: np.random.Generator) -> pl.DataFrame:
     """Pairs of three relations, in which the mask was lifted or closed; columns of a survey."""
     relations = {"twins": [1] * 9, "converted": [1] * 8 + [-1], "control": [0]}
+    places = [(0, None), (1, None), (2, None), (1, 0)]
     rows: list[dict[str, Any]] = []
     for relation, expected_of_pairs in relations.items():
         for number, expected in enumerate(expected_of_pairs):
-            for layer, head in ((0, None), (1, None), (2, None), (1, 0)):
+            for layer, head in places[:1] if relation == "control" else places:
                 values = random.normal(0.3 * expected, 0.2, 4)
                 place = {"pair": f"{relation} {number}", "recipe": f"{relation} {number % 3}"}
                 place |= {"relation": relation, "expected": expected, "layer": layer}
@@ -380,6 +393,7 @@ def test_each_pair_is_a_line_over_depth_in_each_panel() -> None:
         for line, pair in zip(lines, pairs, strict=True):
             assert points(line) == pair.select("depth", quantity).rows()
             assert line.get_linestyle() == ("--" if pair["expected"][0] == -1 else "-")
+            assert line.get_marker() == ("." if pair.height == 1 else "")
         colors = {
             pair["relation"][0]: line.get_color() for pair, line in zip(pairs, lines, strict=True)
         }
@@ -578,3 +592,54 @@ def test_names_of_curves_that_end_together_are_both_written(tmp_path: Path) -> N
     first, second = curves(axis)
     assert points(first) == points(second)
     assert set(STACK_COLORS) <= {text.get_text() for text in axis.texts}
+
+
+def test_a_form_has_its_title_its_sides_and_its_letter() -> None:
+    image = picture(demo_table().details.blocks[0])
+    figure = new_figure(3, 3)
+    draw_form(figure, figure.add_gridspec(1, 1)[0], image, "a form", "c")
+    assert {"a form", "key side", "query side", "c"} <= words(figure)
+    drawn = next(axis for axis in figure.axes if axis.images)
+    assert [len(drawn.get_xticks()), len(drawn.get_yticks())] == [0, 0]
+    np.testing.assert_array_equal(image.outlying_rows, demo_outliers("row"))
+    np.testing.assert_array_equal(image.outlying_columns, demo_outliers("column"))
+
+
+def demo_outliers(side: str) -> np.ndarray:
+    block = demo_table().details.blocks[0]
+    norms, numbers = getattr(block, f"{side}_norms"), getattr(block, f"outlying_{side}s")
+    return np.array([number in numbers for number in range(len(norms))])
+
+
+def test_figures_of_models_take_their_sets_and_the_matrices_of_the_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = demo_table().details.blocks
+    for name in ("fig2", "s1", "s2"):
+        assert numbers(name, Sources()).equals(model_rows(name))
+        entry = FIGURES[name]
+        assert entry.with_matrices == (name == "fig2")
+        drawn = replace(entry, draw=lambda *parts: parts)  # type: ignore[arg-type]
+        monkeypatch.setitem(FIGURES, name, drawn)
+        _, *matrices = draw(name, Sources(blocks=blocks))  # type: ignore[misc]
+        assert [list(each) for each in matrices] == [list(examples(blocks))] * (name == "fig2")
+
+
+def test_published_curves_are_medians_over_the_layers_of_one_run() -> None:
+    rows = numbers("fig3", Sources()).filter(pl.col("layer").is_null(), quantity="symmetry")
+    place = {"size": "12-layer", "dataset": "Wikipedia"}
+    layers = published_training().filter(**place)
+    for mode in STACK_COLORS:
+        curve = rows.filter(mode=mode)
+        for step in (curve["step"][0], curve["step"][-1]):
+            symmetry = layers.filter(mode=mode, step=step)["symmetry"].cast(pl.Float64)
+            (drawn,) = curve.filter(step=step)["value"]
+            assert drawn == pytest.approx(symmetry.median())
+
+
+def test_numbers_have_their_types_whatever_they_hold(training: Sources) -> None:
+    for name in ("fig3", "updates", "s5", "losses"):
+        schema = numbers(name, training).schema
+        assert {column: schema[column] for column in CURVE} == CURVE
+    single = over_seeds(conversions(1), ["symmetry"])
+    assert single.schema["low"] == single.schema["high"] == pl.Float64()

@@ -60,6 +60,7 @@ def test_a_rescaled_form_stays_in_its_span_and_an_equal_one_has_none() -> None:
 
 def test_every_pair_is_another_and_says_what_is_expected_of_it() -> None:
     titles = [pair.title for pair in pairs()]
+    assert isinstance(pairs(), tuple)
     assert len(titles) == len(set(titles)) == len({pair.key for pair in pairs()})
     for pair in pairs():
         allowed = {"twins": {1}, "converted": {1, -1}, "contrast": {None}, "control": {0}}
@@ -125,9 +126,9 @@ def test_columns_of_an_update_are_those_of_dense_matrices() -> None:
     new = {name: value + 0.1 * DICE.normal(size=value.shape) for name, value in OLD.items()}
     before, after = Module(OLD, CONFIG), Module(new, CONFIG)
     pair = Pair("r", "converted", before, after)  # type: ignore[arg-type]
-    rows = update_rows(pair, gamma=2.0)
+    rows = update_rows(pair, gamma=1.5)
     assert rows["head"].to_list() == [None, 0, 1, 2, 3]
-    assert update_rows(pair, heads=False).equals(rows[:1])
+    assert update_rows(pair, 1.5, heads=False).equals(rows[:1])
 
     def forms(weights: dict[str, np.ndarray]) -> list[np.ndarray]:
         each = []
@@ -150,7 +151,8 @@ def test_columns_of_an_update_are_those_of_dense_matrices() -> None:
         assert row["symmetry"] == pytest.approx(symmetry, abs=1e-5)
         null = np.diag(change) @ np.diag(change) / (change**2).sum()
         assert row["symmetry_null"] == pytest.approx(null, abs=1e-5)
-        excess = float(wqk.BilinearForm(change, np.eye(32)).directionality_excess)
+        form = wqk.BilinearForm(change, np.eye(32))
+        excess = float(wqk.directionality(form, gamma=1.5, weight="excess"))
         assert row["directionality_excess"] == pytest.approx(excess, abs=1e-5)
         assert row["span"] == pytest.approx(share)
         assert row["span_chance"] == 8 / 32

@@ -194,7 +194,7 @@ def test_coordinates_are_changed_one_by_one() -> None:
     for layer in range(L):
         several = [LayerUpdate.of(layers[layer]) for layers in planted().gradients]
         forms = {"as it is": [update.form for update in several]}
-        forms |= {name: list(each) for name, each in causes.in_isolation(several, 0).items()}
+        forms |= {name: list(each) for name, each in causes.in_isolation(several).items()}
         for name in names:
             ratios = [tails.tails(form).log_variance_ratio for form in forms[name]]
             assert sample.details[name][:, layer].tolist() == pytest.approx(ratios)

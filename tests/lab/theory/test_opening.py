@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -278,3 +279,18 @@ def test_blocks_of_a_text_lie_side_by_side_from_where_the_seed_begins() -> None:
         assert len(set(first // 10)) == len(set(first)) == 10  # without overlap
         begins |= set(first % 10)
     assert begins == set(range(8))  # seven tokens are left over
+
+
+def test_defaults_of_the_command_are_those_of_the_functions() -> None:
+    from wqk_lab.cli.theory import theory
+
+    options = {option.name: option.default for option in theory.params}
+    compared = set()
+    for function, ours in ((open_subjects, "batches"), (Subject, "seed")):
+        for name, parameter in inspect.signature(function).parameters.items():
+            is_number = isinstance(parameter.default, int | float)
+            if name in options and is_number:
+                assert options[name] == parameter.default, name
+                compared.add(name)
+        assert ours in compared
+    assert compared == {"batches", "batch", "mask_share", "seed"}

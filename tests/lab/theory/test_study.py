@@ -235,8 +235,18 @@ def test_a_run_that_cannot_be_followed_says_why(place: Path) -> None:
 
 def test_seeds_are_taken_together(place: Path) -> None:
     refs = [str(place / f"run-{seed}") for seed in (0, 20)]
-    reports = study(refs, place / "tokens.npy", layers=[1], **SMALL)
+    updates: list[tuple[str, int, int]] = []
+    reports = study(
+        refs,
+        place / "tokens.npy",
+        layers=[1],
+        on_progress=lambda *each: updates.append(each),
+        **SMALL,
+    )
     assert len(reports) == 3
+    batches = [each for each in updates if each[0] == "gradients of batches"]
+    assert batches[:2] == [("gradients of batches", 0, 2), ("gradients of batches", 1, 2)]
+    assert (STATEMENTS[3].number, 3, len(STATEMENTS)) in updates
     together = one(reports[-1].findings, "Theorems 2.3 and S1.12, W_qk")
     assert (together.sample.unit, together.sample.values.shape) == ("seeds", (2, 1))
     # What does not depend on the model is not counted once for each.

@@ -312,7 +312,7 @@ class Pretended:
             raise TimeoutExpired("wqk", 1)
 
 
-@pytest.mark.parametrize(("gpus", "jobs"), [([], None), (["3", "5"], None), (["3"], 2)])
+@pytest.mark.parametrize(("gpus", "jobs"), [([], None), (["3", "5"], None), (["3"], 2), ([], 16)])
 def test_runs_are_begun_told_of_and_counted(gpus, jobs, tmp_path, monkeypatch):
     """Each process has a GPU of its own, or else its share of the cores."""
     monkeypatch.setattr(experiments, "visible_gpus", lambda: gpus)
@@ -338,7 +338,9 @@ def test_runs_are_begun_told_of_and_counted(gpus, jobs, tmp_path, monkeypatch):
     assert sorted(events) == sorted([*begun, *done])
     assert len(ticks) == 2
     count = jobs or max(len(gpus), 1)
-    assert {name for name, _ in Pretended.begun} == {f"{name}-1 on {8 // count}" for name in "ab"}
+    assert {name for name, _ in Pretended.begun} == {
+        f"{name}-1 on {max(8 // count, 1)}" for name in "ab"
+    }
     assert {device for _, device in Pretended.begun} <= set(gpus or [None])
     for trial in trials[:2]:
         assert trial.log.read_text() == f"log of {trial.folder.name}\n"

@@ -423,6 +423,13 @@ def test_pairs_are_known_by_the_words_that_both_have(tmp_path: Path) -> None:
         rows_of_pairs.append(texts | {"label": int(bool(first & second))})
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows_of_pairs)))
     assert baselines(read_task(tmp_path / "pairs.jsonl"))["bag of words"]["accuracy"] > 0.95
+    # Nor does any word, but the order of two, decide here.
+    ordered = [
+        {"sentence": f"w{k} {'good bad' if k % 2 else 'bad good'}", "label": k % 2}
+        for k in range(100)
+    ]
+    (tmp_path / "order.jsonl").write_text("\n".join(map(json.dumps, ordered)))
+    assert baselines(read_task(tmp_path / "order.jsonl"))["bag of words"]["accuracy"] == 1
     train = TaskSplit([("w1",), ("w2",), ("w1",)], [1.0, 3.5, 3.0])
     numbers = SentenceTask("numbers", train, TaskSplit([("w1",), ("w2",)], [2.5, 2.0]), None)
     majority = baselines(numbers)["majority"]

@@ -113,6 +113,9 @@ def test_a_start_is_recorded_by_what_it_changed(trained: Train) -> None:
     for layer in run.settings["initialization"]:
         assert layer["norm_ratio"] == pytest.approx(2, rel=1e-4)
         assert layer["value_ratio"] == pytest.approx(3, rel=1e-4)
+    by_heads = trained("by-heads", steps=1, warmup=0, init_head_norm=2.0)
+    for layer in by_heads.settings["initialization"]:
+        assert layer["head_norm_ratio"] == pytest.approx(2, rel=1e-4)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
