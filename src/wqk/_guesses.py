@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from wqk._synonyms import FUNCTIONS
+
 
 class Guess(NamedTuple):
     """A function with the names that people guess for the function.
@@ -322,8 +324,8 @@ GUESSES = (
 
 # The call of Python and the clause for the command that a guessed name leads to.
 CALLS = {name: guess.call for guess in GUESSES if guess.call for name in guess.names}
-# The same for objects, on which people also look for functions by their own names.
-METHOD_CALLS = CALLS | {
+# The calls of functions by their own names.
+FUNCTION_CALLS = {
     "compose": "wqk.compose(ref)",
     "coupling": "wqk.coupling(model[layer])",
     "diff": "wqk.diff(reference, candidate)",
@@ -338,6 +340,44 @@ METHOD_CALLS = CALLS | {
     "tokens": "wqk.tokens(ref, layer, head)",
     "verify": "wqk.verify(ref)",
 }
+# People also look for functions, and for their synonyms, among the attributes of objects.
+METHOD_CALLS = {
+    **CALLS,
+    **FUNCTION_CALLS,
+    **{
+        name: FUNCTION_CALLS[function]
+        for name, function in FUNCTIONS.items()
+        if function in FUNCTION_CALLS
+    },
+}
+
+# Keywords that a function lacks, and advice.
+KEYWORD_ADVICE = {
+    **dict.fromkeys(
+        ("adapter", "adapter_path", "lora", "peft"),
+        "the adapter is the checkpoint: wqk.open(adapter, base=base)",
+    ),
+    **dict.fromkeys(
+        ("ax", "axes", "axis"), "the figure has axes of its own; save it with figure.savefig(path)"
+    ),
+    "config": "options of wqk.open replace a configuration: wqk.open(ref, family=..., "
+    "heads_per_layer=..., key_heads=...)",
+    **dict.fromkeys(
+        ("dtype", "precision", "torch_dtype"),
+        "weights are read in their stored number type; leave it out",
+    ),
+}
+# Keywords of `wqk.open` alone.
+OPENING_KEYWORDS = (
+    "base",
+    "cache_dir",
+    "family",
+    "heads_per_layer",
+    "key_heads",
+    "local_files_only",
+    "revision",
+    "subfolder",
+)
 COMMANDS = {
     name.lower().replace("-", "_"): guess.command
     for guess in GUESSES

@@ -157,6 +157,7 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
     "CheckpointComparison": {
         **dict.fromkeys(("equal", "is_same", "ok"), "same"),
         **dict.fromkeys(("cause", "diagnosis", "why"), "reason"),
+        **dict.fromkeys(("blocks", "layers"), "frame"),
     },
     "Verification": dict.fromkeys(("max_difference", "max_error"), "difference"),
     "Kinship": dict.fromkeys(("p_value", "pvalue"), "p"),
@@ -333,6 +334,12 @@ CHECKPOINT_OPTIONS = (
     "--refs",
     "-m",
 )
+
+# Options that name an argument of a verb, by the name of the argument.
+ARGUMENT_OPTIONS = {
+    "reference": ("--before", "--old", "--original", "--reference"),
+    "candidate": ("--after", "--candidate", "--converted", "--new", "--other"),
+}
 
 # Options that only repeat what a verb does in any case.
 ALWAYS = {"survey": ("--continue", "--resume"), "watch": ("--continue", "--follow", "--resume")}

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import lazy_loader  # type: ignore[import-untyped]
 
+from wqk._guesses import KEYWORD_ADVICE, OPENING_KEYWORDS
 from wqk._synonyms import KEYWORDS, attribute, meant_attribute, meant_keywords
 
 # Longer messages are shortened, because some quote the content of a hostile file.
@@ -373,6 +374,11 @@ def keyword_advice(name: str, known: Iterable[str]) -> str:
     ("; did you mean 'top'?", '')
     """
     known = [*known]
+    meaning = KEYWORDS.get(name, name)
+    if meaning in OPENING_KEYWORDS and meaning not in known:
+        return f"; the keyword belongs to wqk.open(ref, {meaning}=...), whose model is a ref"
+    if name in KEYWORD_ADVICE:
+        return f"; {KEYWORD_ADVICE[name]}"
     synonyms = {word: meaning for word, meaning in KEYWORDS.items() if meaning in known}
     return did_you_mean(name, known, synonyms)
 

@@ -299,6 +299,9 @@ def words(*arguments: object) -> list[str]:
         ("plot a.csv -o a.pdf", "report a.csv --picture a.pdf"),
         ("survey --models X --resume --out a", "survey X --out a"),
         ("watch X --no-follow", "watch X --once"),
+        ("same --reference X --candidate=Y --all", "same X Y --all"),
+        ("same --converted Y X --all", "same X Y --all"),
+        ("diff X --new Y", "diff X Y"),
     ],
 )
 def test_a_hidden_synonym_is_what_it_stands_for(guess: str, meaning: str) -> None:

@@ -12,6 +12,7 @@ import click
 from wqk._synonyms import (
     ADAPTER_OPTIONS,
     ALWAYS,
+    ARGUMENT_OPTIONS,
     BY_ENDING,
     BY_WORD,
     CHECKPOINT_OPTIONS,
@@ -101,6 +102,7 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
     """
     line = _Line({name: option for option in verb.params for name in option.opts})
     always = ALWAYS.get(verb.name or "", ())
+    named = _options_of_arguments(verb)
     remaining = deque(words)
     while remaining:
         word = remaining.popleft()
@@ -112,7 +114,11 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if name in always:
             continue
+        if argument := named.get(name):
+            line.named[argument] = value if equals else "".join(_next(remaining))
+            continue
         line.add_option(name, value if equals else None, remaining)
+    line.add_named(verb)
     line.add_adapter()
     return _with_options_for_arguments(verb, line.options, line.words, line.arguments)
 
@@ -130,6 +136,8 @@ class _Line:
         Places, in ``words``, of the words that are neither options nor values of options.
     adapter
         Folder that an option gave as an adapter.
+    named
+        Arguments that options gave, by the name of the argument.
     """
 
     def __init__(self, options: Mapping[str, click.Parameter]) -> None:
@@ -137,6 +145,7 @@ class _Line:
         self.words: list[str] = []
         self.arguments: list[int] = []
         self.adapter = ""
+        self.named: dict[str, str] = {}
 
     def add_argument(self, word: str) -> None:
         """Add a word that is no option."""
@@ -204,6 +213,20 @@ class _Line:
         elif len(replacement) == 1 and _takes_value(self.options[replacement[0]]):
             self.words += _next(remaining)
 
+    def add_named(self, verb: click.Command) -> None:
+        """Put the arguments that options named into the places that the verb gives them."""
+        if not self.named:
+            return
+        others = deque(self.words[place] for place in self.arguments)
+        in_order: list[str] = []
+        for parameter in verb.params:
+            if isinstance(parameter, click.Argument):
+                name = parameter.name or ""
+                in_order += [self.named[name]] if name in self.named else _next(others)
+        rest = [word for place, word in enumerate(self.words) if place not in self.arguments]
+        self.words = [*in_order, *others, *rest]
+        self.arguments = [*range(len(in_order) + len(others))]
+
     def add_adapter(self) -> None:
         """Put the adapter in the place of the checkpoint, which becomes its base."""
         if not self.adapter:
@@ -234,6 +257,16 @@ def with_figure_name(arguments: Sequence[str]) -> list[str]:
     if FIGURE_NAME.fullmatch(arguments[0]):
         return ["figure", *arguments]
     return [*arguments]
+
+
+def _options_of_arguments(verb: click.Command) -> dict[str, str]:
+    """Return the arguments of a verb by the options that name them, if it has no such option."""
+    arguments: dict[str, str] = {}
+    for parameter in verb.params:
+        if isinstance(parameter, click.Argument):
+            options = ARGUMENT_OPTIONS.get(parameter.name or "", ())
+            arguments |= dict.fromkeys(options, parameter.name or "")
+    return arguments
 
 
 def _next(remaining: deque[str]) -> list[str]:

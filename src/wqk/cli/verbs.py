@@ -319,6 +319,7 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
       wqk watch ./run --once --out scores.csv
       wqk watch s3://bucket/run --out scores
     """
+    from wqk._console import counted
     from wqk.cli import display
     from wqk.scanning.surveys.watch import WATCHED
     from wqk.scanning.surveys.watch import watch as watch_run
@@ -333,6 +334,7 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
         for table in tables:
             if table_file:
                 table.write(table_file)
+                display.say(f"{table_file}: {counted(len(table), 'row')}")
             yield table
 
     def tell(rows: ScoreTable) -> None:
