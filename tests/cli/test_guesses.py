@@ -96,6 +96,7 @@ def test_every_option_that_advice_names_exists() -> None:
         (["scan", ENCODER, "--heads", "a", "1"], "An option that is a switch, such as --heads"),
         (["lab", "compare", ENCODER], "expected wqk same A B"),
         (["theory", ENCODER], "Missing option '--corpus'"),
+        (["--install-completion"], "_WQK_COMPLETE=bash_source wqk"),
         (["reproduce", "--list"], "the figures are fig2, fig3 and s1 to s5"),
     ],
 )
@@ -157,8 +158,8 @@ def test_rows_of_a_scan_are_chosen() -> None:
     assert "no head 9; heads are numbered from 0 to 3" in message
     message = run("scan", ENCODER, "--where", "symetry > 0", exits=2).stderr
     assert 'unable to find column "symetry"' in message
-    message = run("scan", ENCODER, "--where", "symmetry > 1", exits=2).stderr
-    assert "no row has the condition symmetry > 1" in message
+    assert "no row has the condition" in run(*line[:3], "symmetry > 1").stdout
+    assert json.loads(run(*line[:3], "symmetry > 1", "--json").stdout)["rows"] == []
 
 
 def test_a_table_is_written_as_json_and_read(tmp_path: Path) -> None:
@@ -336,6 +337,14 @@ def test_synonyms_of_attributes_hide_nothing(owner: str) -> None:
         "Verification": Verification,
     }
     assert not {*dir(classes[owner])} & {*ATTRIBUTES[owner]}
+
+
+def test_a_table_of_the_paper_is_printed_in_latex(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "\\begin{tabular}" in run("reproduce", "table", "1", "--latex").stdout
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_table_is_printed_in_every_format(tmp_path: Path) -> None:

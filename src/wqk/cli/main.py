@@ -140,6 +140,13 @@ class Boundary(click.Group):
                 rows = [(name.ljust(widest), self.verbs.summary(name)) for name in names]
                 formatter.write_dl(rows)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options before the verb; an unknown one gets advice."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _advised(error) from None
+
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -217,15 +217,15 @@ class _Line:
         """Put the arguments that options named into the places that the verb gives them."""
         if not self.named:
             return
-        others = deque(self.words[place] for place in self.arguments)
-        in_order: list[str] = []
+        positional = deque(self.words[place] for place in self.arguments)
+        placed: list[str] = []
         for parameter in verb.params:
             if isinstance(parameter, click.Argument):
                 name = parameter.name or ""
-                in_order += [self.named[name]] if name in self.named else _next(others)
-        rest = [word for place, word in enumerate(self.words) if place not in self.arguments]
-        self.words = [*in_order, *others, *rest]
-        self.arguments = [*range(len(in_order) + len(others))]
+                placed += [self.named[name]] if name in self.named else _next(positional)
+        options = [word for place, word in enumerate(self.words) if place not in self.arguments]
+        self.words = [*placed, *positional, *options]
+        self.arguments = [*range(len(placed) + len(positional))]
 
     def add_adapter(self) -> None:
         """Put the adapter in the place of the checkpoint, which becomes its base."""

@@ -199,7 +199,9 @@ def scan(
         chosen.append(printed)
         last_tables[ref, revision] = table
         if not (as_json or ending):
-            if measures or sort_by or top or where or head_numbers:
+            if not len(printed):
+                console.print(f"{model.name}: no row has the condition {where}", markup=False)
+            elif measures or sort_by or top or where or head_numbers:
                 console.print(*measured(printed, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
                 console.print(*scores(printed, console.width, full), sep="\n")
@@ -242,11 +244,7 @@ def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | 
             count = table.heads.frame["head"].n_unique()
             raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
         table = table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
-    if where is not None:
-        table = table.filter(where)
-        if not len(table):
-            raise TableError(f"no row has the condition {where}")
-    return table
+    return table if where is None else table.filter(where)
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:

@@ -173,7 +173,7 @@ def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
     from wqk_lab.figures import table_text
 
     text = table_text(name, sources, out.suffix if out else ".md")
-    if out:
+    if out and not display.is_standard_output(out):
         write_atomically(out, text.encode())
         display.say(f"{name}: {out}")
     else:
