@@ -53,7 +53,7 @@ WRONG_FILES = [
     ("RULE\nnorm_offset = true", "`float`, got `bool` - at `PLACE.norm_offset`"),
     ("RULE\nwindow = ['w', 1]", "expected `str`, got `int` - at `PLACE.window\\[1\\]`"),
     ("RULE\nrotary = 1", "at `PLACE.rotary`"),
-    ("RULE\nlayout = 'seperate'", "layout 'seperate'; known are .* - at `PLACE`"),
+    ("RULE\nlayout = 'seperate'", "layout 'seperate'; expected one of .* - at `PLACE`"),
     ("RULE\noutput = {a = 1}", "at `PLACE.output\\[0\\]`"),
     (
         "HEAD\n[[attention]]\nstack = 'encoder'\nquery = 'q{layer}'\nkey_bias = 'k{layer}'",

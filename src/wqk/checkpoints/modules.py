@@ -326,44 +326,66 @@ def open_live(model: Any) -> StateDict:
         return LiveCheckpoint(model)
     if hasattr(model, "state_dict"):
         return StateDict(model.state_dict(), _configuration(model), type(model).__name__)
-    held = StateDict(model, {}, "state dict")
+    state = StateDict(model, {}, "state dict")
     nested = {key: value for key, value in model.items() if isinstance(value, Mapping)}
     inner = [key for key, value in nested.items() if StateDict(value, {}, "").tensors()]
-    if inner and not held.tensors():
+    if inner and not state.tensors():
         raise CheckpointError(
             "no tensors under their names; expected a state dict, arrays by name, got a dictionary "
             f"that has them under {inner[0]!r}; pass that entry, or the file's path"
         )
-    return held
+    return state
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:
     """Return the configuration of a module, or of the only `transformers` model in it."""
     model = unwrapped(model) if hasattr(model, "named_children") else model
-    config: Any = next((c for n in CONFIGURATIONS if (c := getattr(model, n, None))), None)
-    if config is None:  # one that its author calls otherwise
-        configurations: list[Any] = [value for value in vars(model).values() if is_dataclass(value)]
-        config = configurations[0] if len(configurations) == 1 else None
-    if config is None and hasattr(model, "children"):
-        held = [child for child in model.children() if hasattr(child, "config")]
-        config = held[0].config if len(held) == 1 else None
+    config = _configuration_object(model)
     if config is None:
         return _of_known_library(model) or _counted(model)
-    plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-    if hasattr(config, "to_dict"):
-        plain = config.to_dict()
-    elif is_dataclass(config):  # whose attributes may be slots
-        plain = {field.name: getattr(config, field.name, None) for field in fields(config)} | plain
-    settings = {
-        str(key): list(value) if isinstance(value, tuple) else value  # as a file has it
-        for key, value in plain.items()
-        if not str(key).startswith("_")
-    }
+    settings: dict[str, Any] = {}
+    for key, value in _attributes(config).items():
+        if not str(key).startswith("_"):
+            settings[str(key)] = list(value) if isinstance(value, tuple) else value  # as in a file
     if type(model).__module__.partition(".")[0] == "diffusers":
         settings["_class_name"] = type(model).__name__  # which is stored when the model is saved
     if {"model_type", "num_attention_heads", *HEADS} & settings.keys():
         return settings
     return {**_counted(model), **settings}
+
+
+def _configuration_object(model: Any) -> Any:
+    """Return the configuration that a module holds, an object or a dictionary; None without one.
+
+    It is an attribute of a usual name, the only dataclass among the attributes, or that of the only
+    part with a ``config``.
+    """
+    for name in CONFIGURATIONS:
+        config: Any = getattr(model, name, None)
+        if config:
+            return config
+    dataclasses: list[Any] = [value for value in vars(model).values() if is_dataclass(value)]
+    if len(dataclasses) == 1:
+        return dataclasses[0]
+    if hasattr(model, "children"):
+        parts = [child for child in model.children() if hasattr(child, "config")]
+        if len(parts) == 1:
+            return parts[0].config
+    return None
+
+
+def _attributes(config: Any) -> Mapping[Any, Any]:
+    """Return the keys and values of a configuration, an object or a dictionary."""
+    if hasattr(config, "to_dict"):
+        attributes: Mapping[Any, Any] = config.to_dict()
+        return attributes
+    if isinstance(config, dict):
+        return config
+    attributes = getattr(config, "__dict__", {})
+    if is_dataclass(config):  # whose attributes may be slots
+        declared = {field.name: getattr(config, field.name, None) for field in fields(config)}
+        return {**declared, **attributes}
+    return attributes
 
 
 def _counted(model: Any) -> dict[str, Any]:
@@ -372,21 +394,25 @@ def _counted(model: Any) -> dict[str, Any]:
     If stages have different numbers, as in Swin, these are a list by the first number in the names
     of the modules. If modules of a stage differ, the number is unknown, and left out.
     """
-    named = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
+    modules = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
     counts_by_stage: dict[str, set[int]] = {}
-    for name, module in named.items():
-        stage = next((word for word in name.split(".") if word.isdigit()), "")
+    all_counts: set[int] = set()
+    for name, module in modules.items():
+        stage = next(filter(str.isdigit, name.split(".")), "")
         for attribute in HEADS:
             head_count = getattr(module, attribute, None)
             if type(head_count) is int:
                 counts_by_stage.setdefault(stage, set()).add(head_count)
-    head_counts = set[int]().union(*counts_by_stage.values())
-    if len(head_counts) == 1:
-        return {"num_heads": head_counts.pop()}
-    stages = [counts_by_stage.get(str(stage), set()) for stage in range(len(counts_by_stage))]
-    if len(stages) > 1 and all(len(counts) == 1 for counts in stages):
-        return {"num_heads": [counts.pop() for counts in stages]}
-    return {}
+                all_counts.add(head_count)
+    if len(all_counts) == 1:
+        return {"num_heads": all_counts.pop()}
+    count_by_stage: list[int] = []
+    for stage_number in range(len(counts_by_stage)):
+        counts = counts_by_stage.get(str(stage_number), set())
+        if len(counts) != 1:
+            return {}
+        count_by_stage += counts
+    return {"num_heads": count_by_stage} if len(count_by_stage) > 1 else {}
 
 
 def _of_known_library(model: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,12 +66,22 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
 
 
 def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
-    """Plan every block that scores pairs of tokens without a softmax, in order of layers."""
+    """Plan every block that scores pairs of tokens without a softmax, in order of layers.
+
+    Raises
+    ------
+    CheckpointError
+        The family has no other attention, and the checkpoint has none of these blocks; or queries
+        and keys are incomplete.
+    """
     rules = [rule for rule in family.attention if rule.between]
-    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in rules]
-    if len(by_rule) == len(family.attention) and not any(by_rule):
+    plans: list[AttentionPlan] = []
+    for rule in rules:
+        plans += _plan_rule(checkpoint, family.name, rule)
+    has_no_softmax = len(rules) == len(family.attention)
+    if has_no_softmax and not plans:
         raise _absence(checkpoint, family)
-    return sorted(chain.from_iterable(by_rule), key=lambda plan: plan.layer)
+    return sorted(plans, key=lambda plan: plan.layer)
 
 
 def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:

@@ -200,9 +200,12 @@ class AttentionPlan:
     @property
     def longest(self) -> int | None:
         """Number of tokens beyond which positions act otherwise; None if they never do."""
-        turned = self.rotary or (self.positional and self.positional.rotary)
-        unchanged = self.grows_from and self.grows_from - 1
-        return turned.longest if turned else unchanged
+        if self.rotary is not None:
+            return self.rotary.longest
+        if self.positional is not None:
+            return self.positional.rotary.longest
+        # Queries that grow with their position do not grow before this token.
+        return self.grows_from - 1 if self.grows_from else self.grows_from
 
     @property
     def key_bias_counts(self) -> bool:
