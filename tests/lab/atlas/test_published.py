@@ -208,6 +208,13 @@ def test_a_name_without_a_row_says_what_to_do(name: str, words: list[str]) -> No
     assert "\n" not in str(raised.value)
 
 
+def test_at_most_five_names_are_suggested_the_closest_first() -> None:
+    with pytest.raises(UnknownName) as raised:
+        lookup("LLaMA3-8C")
+    assert len(raised.value.close) == 5
+    assert raised.value.close[0] == "LLaMA3-8B"
+
+
 def test_table_1_is_how_the_published_runs_end(shared: Path) -> None:
     losses = pl.read_csv(shared / "reference" / "published_loss.csv").filter(mode="encoder")
     models = {"4-layer": "bert_small", "12-layer": "bert"}

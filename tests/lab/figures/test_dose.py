@@ -83,6 +83,10 @@ def test_lines_join_the_means_over_seeds(runs: list[Run]) -> None:
     # Both seeds of the random start are there at 1 alone, so that no mean is at 4.
     assert lines["random"] == [[1.0, pytest.approx(2.85)]]
     assert lines["symmetric"] == [[1.4, 3.1], [4.0, 2.5]]
+    ticks = [[tick.get_text() for tick in axis.get_xticklabels()] for axis in figure.axes[2:]]
+    assert ticks == [["1", "1.4", "4"], ["1", "2"]]
+    assert losses.get_ylabel() == "held-out loss at step 400 (nats)"
+    assert below.get_ylabel() == "step at which training loss < 2.95"
     assert values.get_legend_handles_labels()[1] == ["random"]
     open_triangles = [line for line in below.lines if line.get_marker() == "^"]
     (triangle,) = np.concatenate([line.get_ydata() for line in open_triangles])

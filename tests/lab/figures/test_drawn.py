@@ -221,6 +221,9 @@ def test_panels_of_training_have_their_names(
 ) -> None:
     written = words(figure_of(name))
     assert expected <= written
+    if name == "s5":  # the first panel of the layers has the label of its row
+        labels = [axis.get_ylabel() for axis in figure_of(name).axes]
+        assert labels[1:] == ["median symmetry", "gap between layers", "symmetry", ""]
     notes = [text for text in written if "ands" in text and text.endswith(".")]
     assert len(notes) == 1  # what a band is
 

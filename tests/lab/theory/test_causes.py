@@ -179,3 +179,11 @@ def test_a_run_s_changes_are_from_one_saved_step_to_the_next() -> None:
     between = (first.dense() * second.dense()).sum() / (first.norm * second.norm)
     np.testing.assert_allclose(sample.values, [[1.0], [between]])
     assert (sample.unit, sample.layers) == ("changes", ("0",))
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_isotropic_inputs_have_no_scale(factor: float) -> None:
+    update = drawn(5)
+    scaled = update._replace(inputs=factor * update.inputs)
+    form, form_of_scaled = (next(in_isolation([each])["isotropic"]) for each in (update, scaled))
+    np.testing.assert_allclose(form_of_scaled.dense(), form.dense(), atol=1e-6)

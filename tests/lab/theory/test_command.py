@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def test_files_hold_every_finding(tmp_path: Path) -> None:
         "not tested": 1,
         "identity": 0,
     }
+    save([replace(report, model="modèle")], tmp_path / "named.json")
+    assert '"modèle"' in (tmp_path / "named.json").read_text("utf-8")  # as it is written
     markdown = (tmp_path / "findings.md").read_text()
     assert "## m, step 3: masked, 15% masked; 1 × 2 blocks of 8 tokens of t" in markdown
     assert "| holds | A \\| b | x, 2 grows | 1.55 [0.91, 2.19] | > 0 |" in markdown

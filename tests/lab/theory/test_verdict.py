@@ -312,3 +312,16 @@ def test_an_identity_shows_its_worst_number() -> None:
     assert finding.estimate.value == finding.estimate.low == finding.estimate.high
     assert finding.estimate.value == pytest.approx(0.2)
     assert np.isnan(finding.p)
+
+
+def test_more_units_narrow_their_own_part_of_the_error_alone() -> None:
+    """The part that is due to layers stays, however many units there are."""
+    units, layers = np.array([[1.0], [-1.0], [0.8], [-0.8]]), np.array([[0.05, -0.03, -0.02]])
+    finding = of(0.3 + units + layers)
+    estimate = finding.estimate
+    of_layers = np.std(layers, ddof=1) / np.sqrt(3)
+    assert estimate.of_layers == pytest.approx(of_layers)
+    assert estimate.error**2 == pytest.approx(of_layers**2 + np.var(units, ddof=1) / 4)
+    reach = (estimate.high - estimate.low) / 2 / estimate.error
+    times = (estimate.error**2 - of_layers**2) / ((0.3 / reach) ** 2 - of_layers**2)
+    assert finding.why.startswith(f"about {int(np.ceil(times))} times as many (4 batches × 3")

@@ -325,6 +325,7 @@ def test_runs_are_begun_told_of_and_counted(gpus, jobs, tmp_path, monkeypatch):
     cells = [{"name": name} for name in "abc"]
     trials = [replace(trial, threads=None) for trial in trials_of(tmp_path, *cells)]
     ended(trials[2], 6)
+    trials[1].folder.mkdir(parents=True)  # as a run leaves it that was stopped at once
     events: list[tuple[str, str]] = []
     ticks: list[None] = []
     failed = run_experiments(

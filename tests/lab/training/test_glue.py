@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -434,3 +435,11 @@ def test_pairs_are_known_by_the_words_that_both_have(tmp_path: Path) -> None:
     numbers = SentenceTask("numbers", train, TaskSplit([("w1",), ("w2",)], [2.5, 2.0]), None)
     majority = baselines(numbers)["majority"]
     assert majority == {"pearson": 0.0, "spearman": 0.0}  # of one constant, the mean
+
+
+def test_defaults_of_the_command_are_those_of_fine_tuning() -> None:
+    from wqk_lab.cli.glue import glue as command
+
+    options = {option.name: option.default for option in command.params}
+    assert {name: options[name] for name in vars(FineTuning())} == vars(FineTuning())
+    assert options["seeds"] == len(inspect.signature(fine_tune).parameters["seeds"].default)

@@ -205,3 +205,9 @@ def test_progress_is_told(text_file: Path, tmp_path: Path) -> None:
     assert last.tokens == sum(split.tokens for split in splits)
     assert last.characters == sum(split.characters for split in splits)
     assert last.share == 1.0
+
+
+def test_folders_above_a_store_are_made(text_file: Path, tmp_path: Path) -> None:
+    made = build_corpus([text_file], tmp_path / "several" / "above" / "store", CHARACTERS)
+    made.verify()
+    assert [path.name for path in (tmp_path / "several" / "above").iterdir()] == ["store"]
