@@ -51,7 +51,7 @@ class WqkError(Exception):
     Parameters
     ----------
     message
-        What was expected, what was found, and what to do next.
+        Message: the expected value, the value that was found, and the next step.
     **facts
         Attributes of the class, such as ``path=``.
 

@@ -308,6 +308,25 @@ def test_an_interrupt_is_one_line_and_resumable(
     assert (out / "scores.parquet").read_bytes() == table_bytes
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_survey_that_is_asked_to_end_is_one_line_and_resumable(
+    models: list[str], table_bytes: bytes, tmp_path: Path, name: str
+):
+    out = tmp_path / "out"
+    process = start("survey", *models, "--heads", "--jobs", "2", "--out", str(out))
+    while process.poll() is None and not list(out.glob("parts/*.parquet")):
+        time.sleep(0.005)
+    number = getattr(signal, name)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    if process.returncode == 128 + number:
+        assert errors.decode() == f"wqk: ended by {name}; repeat the command to resume in {out}\n"
+    else:  # it was faster than the signal
+        assert process.returncode == 1
+    survey(models, out=out)
+    assert (out / "scores.parquet").read_bytes() == table_bytes
+
+
 def test_workers_end_with_their_killed_parent(models: list[str], tmp_path: Path):
     out = tmp_path / "out"
     process = start("survey", *models, "--jobs", "2", "--out", str(out))

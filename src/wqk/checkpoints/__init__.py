@@ -58,7 +58,7 @@ def open_checkpoint(
         of arrays; or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on
         the hub, is opened on its base model.
     revision
-        Of a repository of the hub; nothing else has revisions.
+        Revision of a Hub repository; no other checkpoint has revisions.
     token, cache_dir, local_files_only
         As everywhere on the hub; a checkpoint on disk does not need them.
     subfolder

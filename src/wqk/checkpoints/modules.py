@@ -201,14 +201,15 @@ class LiveCheckpoint(StateDict):
     model
         The `nn.Module`, plain or wrapped.
     read
-        What reading gives.
+        Kind of arrays: copies on the host, tensors on their device, or tensors with gradients.
     keep
         Whether the checkpoint keeps the model alive.
 
     Raises
     ------
     CheckpointError
-        It is no module; or gradients are wanted, and parameters are on the meta device or sharded.
+        The object is no module; or gradients are requested, and parameters are on the meta device
+        or sharded.
     """
 
     def __init__(self, model: Any, read: Read = Read.HOST, *, keep: bool = True) -> None:

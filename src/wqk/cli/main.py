@@ -1,13 +1,14 @@
 """The ``wqk`` command: its verbs, and the one place that turns errors into one line and a status.
 
-==========================================  ======
-what                                        status
-==========================================  ======
-a negative result (``verify``, ``same``)         1
-an error, expected or not                        2
-interrupted by Ctrl-C                          130
-the reader of the output closed the pipe       141
-==========================================  ======
+==========================================  ========
+what                                          status
+==========================================  ========
+a negative result (``verify``, ``same``)          1
+an error, expected or not                         2
+interrupted by Ctrl-C                           130
+a survey ended by SIGTERM or SIGHUP         143, 129
+the reader of the output closed the pipe        141
+==========================================  ========
 """
 
 from __future__ import annotations
@@ -207,9 +208,14 @@ class Boundary(click.Group):
         try:
             return super().invoke(context)
         except KeyboardInterrupt as interrupt:
+            from wqk.cli.signals import Ended
+
+            event, status = "interrupted", 130
+            if isinstance(interrupt, Ended):
+                event, status = f"ended by {interrupt.name}", interrupt.status
             # A verb that can be continued adds the next step: KeyboardInterrupt("what to do next").
-            tell("; ".join(["interrupted", *map(str, interrupt.args)]))
-            context.exit(130)
+            tell("; ".join([event, *map(str, interrupt.args)]))
+            context.exit(status)
         except click.ClickException as error:
             from wqk.storage.references import without_secrets
 

@@ -97,6 +97,7 @@ def survey(
             "names that it had"
         )
     from wqk.cli import display
+    from wqk.cli.signals import signals_as_exceptions
 
     ending = display.require_one_output(as_csv, None, as_json)
     if dry_run:
@@ -117,12 +118,16 @@ def survey(
     out, table_file = display.folder_and_file(out)
     with display.bar("survey", survey_progress) as on_progress:
         try:
-            with dask_executor(dask) if dask else nullcontext() as executor:
+            with (
+                signals_as_exceptions(),
+                dask_executor(dask) if dask else nullcontext() as executor,
+            ):
                 table = survey_checkpoints(
                     refs, out=out, executor=executor, jobs=jobs, on_progress=on_progress, **options
                 )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
+        except KeyboardInterrupt as interrupt:
+            interrupt.args = (f"repeat the command to resume in {out}",)
+            raise
     _print(table, out, as_json, ending)
     if table_file:
         table.write(table_file)

@@ -52,7 +52,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         Number of steps from one clipping to the next, by the logits of the last step. With
         `torch.compile`, steps whose logits are measured run uncompiled: choose 10 or more.
     family, heads_per_layer
-        How to read the Trainer's model: see `wqk.open`.
+        Options of opening the Trainer's model, as for `wqk.open`.
     every, steps, ...
         Everything else that `Monitor` takes; steps are optimizer steps, the Trainer's
         ``global_step``.

@@ -167,7 +167,7 @@ def clip_(
         Where query heads share a key head: ``both`` multiplies the key by the √ of its worst
         head's factor and each query by what is left; ``queries`` leaves the key.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Returns
     -------
@@ -285,11 +285,11 @@ class Clipper(Advising):
         Number of calls from one clipping to the next. Only the passes that lead to a clipping are
         measured; others cost nothing, and run compiled if the model is compiled.
     sequences
-        How many sequences of each batch are measured, the first ones; None for all.
+        Number of sequences of each batch that are measured, from the first; None for all.
     grouped
         As for `clip_`.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Raises
     ------

@@ -304,7 +304,7 @@ def initialize_(
     value_ratio
         Multiply the values by this factor, after the kind has set them.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Returns
     -------

@@ -156,7 +156,7 @@ def label_heads(
     sequences, seed
         Number of sequences, and the seed of their tokens.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Returns
     -------

@@ -142,11 +142,11 @@ def logits(
         Any `nn.Module`, in the mode in which it is to run; or a `Model` opened from one. Blocks of
         a family that wqk knows are named by stack, kind and layer, others by their module's path.
     batch
-        What the model is called with: arguments by name, in order, or a single one.
+        Arguments of the model: by name, in order, or a single argument.
     sequences
-        How many sequences of the batch are measured, the first ones; None for all.
+        Number of sequences of the batch that are measured, from the first; None for all.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Returns
     -------
@@ -234,7 +234,7 @@ class LogitMeter:
     model
         The `nn.Module`, plain or wrapped, or a `Model` opened from one.
     sequences
-        How many sequences of a batch are measured, each in full: the first ones; None for all.
+        Number of sequences of a batch that are measured in full, from the first; None for all.
     training
         Whether only passes in training mode count.
     passes

@@ -128,15 +128,15 @@ def attention_matrices(
     model
         Any `nn.Module`, in the mode in which it is to run; or a `Model` opened from one.
     batch
-        What the model is called with: arguments by name, in order, or a single one.
+        Arguments of the model: by name, in order, or a single argument.
     layers
         Layers whose matrices are kept; None for all blocks.
     sequences
-        How many sequences of the batch are kept, the first ones; None for all.
+        Number of sequences of the batch that are kept, from the first; None for all.
     largest
         Bytes that the matrices may take: with more, the call fails before they are computed.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Returns
     -------

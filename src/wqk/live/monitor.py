@@ -262,7 +262,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         (`wqk.live.logits`). The rows are completed as soon as the pass is over and the monitor is
         called again; that call returns what there is to log.
     sequences
-        How many sequences of the pass's batch are measured, each in full.
+        Number of sequences of the pass's batch that are measured, each in full.
     alarm
         Limit of the largest attention logit. If a head exceeds this limit, ``on_alarm`` is called.
         Implies ``logits=True``.
@@ -272,14 +272,14 @@ class Monitor(Advising, synonyms=SYNONYMS):
     live
         Whether to print the medians over layers after each look, as a table that grows.
     family, heads_per_layer
-        How to read the model: see `wqk.open`.
+        Options of opening the model, as for `wqk.open`.
 
     Attributes
     ----------
     latest
         The latest scores.
     costs
-        What each look cost.
+        Cost of each look.
 
     Raises
     ------

@@ -276,7 +276,7 @@ def verify(
         For a module in memory, what it is called with: arguments by name, in order, or one. It is
         copied, and runs in evaluation mode.
     text
-        What the model reads; random tokens otherwise.
+        Text that the model reads; random tokens by default.
     tokens
         Or their numbers.
     length

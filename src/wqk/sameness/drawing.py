@@ -58,7 +58,7 @@ def plot_distances(comparison: Comparison) -> Figure:
     figure = head_maps(maps, {"distance": ""}, "relative distance of a head", norm=scale)
     for axes, blocks in zip(figure.axes, attentions.values(), strict=False):
         _draw_causes(axes, blocks, color_of)
-    figure.suptitle(_title(comparison), fontsize=8)
+    figure.suptitle(_title(comparison), x=0.01, ha="left", fontsize=8, fontweight="bold")
     patches = [Patch(color=color, label=kind) for kind, color in color_of.items()]
     patches.append(Patch(color=SAME_COLOR, label="the same, up to rounding"))
     figure.legend(handles=patches, loc="outside lower left", ncols=2)

@@ -633,6 +633,7 @@ def layer_curves(axis: Axes, table: ScoreRows, score: str, label: str) -> None:
                     textcoords="offset points",
                     fontsize=6,
                     color=GRAY,
+                    zorder=1,  # behind the curves
                 )
     axis.axhline(0, color=GRAY, linewidth=0.6, zorder=0)
     axis.set(title=label, xlabel="layer", ylim=(-1, 1))

@@ -55,15 +55,15 @@ def open_subjects(
         Steps of a run; empty for all that were saved, None for the last.
     batches, batch, block
         Number of batches, blocks in each, and tokens in a block: by default
-        `BLOCK_TOKENS`, or a run's own if that is shorter. All states see the same ones.
+        `BLOCK_TOKENS`, or a run's own if that is shorter. All states get the same batches.
     objective
         ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
     mask_share
         Fraction of tokens that are masked.
     seed
-        Of blocks, masks and freshly drawn weights.
+        Seed of blocks, masks and freshly drawn weights.
     revision
-        Of a Hub repository.
+        Revision of a Hub repository.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def open_subjects(
     RunError
         The run has no such step.
     UnknownFamily
-        It is no language model.
+        The model is no language model.
     MissingPackage
         PyTorch or `transformers` is not installed.
     """

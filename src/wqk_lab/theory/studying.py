@@ -185,8 +185,9 @@ def study(
 
     Returns
     -------
-    A report on each model and saved step; after those of a run, one on all its steps; and last, if
-    there are several models, one on all of them.
+    list of StudyReport
+        A report on each model and saved step; after the reports of a run, a report on all its
+        steps; and last, if there are several models, a report on all models.
 
     Raises
     ------

@@ -97,7 +97,7 @@ class Recipe:
     norm
         Layer norm before each sublayer, or after it as in BERT.
     dropout
-        Of attention and of hidden units.
+        Dropout of attention and of hidden units.
     initial_std
         Standard deviation of initial weights.
     vocabulary_multiple
@@ -105,7 +105,7 @@ class Recipe:
     attention
         transformers' implementation.
     init
-        How queries, keys and values start.
+        Initialization of queries, keys and values.
     init_head_norm
         Mean norm of the heads' W_qk at the start, as a multiple of the random start's; 1 keeps the
         spread of the logits.
@@ -114,7 +114,7 @@ class Recipe:
     init_values
         Multiply the values that init leaves by this.
     penalty
-        What to add to the loss (S147, S148).
+        Penalty that is added to the loss (S147, S148).
     penalty_weight
         Factor of the penalty.
     rows
