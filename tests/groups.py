@@ -91,6 +91,7 @@ SLOW = (
     "tests/reporting/test_notebooks.py",
     "tests/scanning/test_scan.py::test_memory_does_not_grow_with_the_number_of_layers",
     "tests/scanning/test_surveys.py::test_a_dask_cluster_gives_the_same_bytes",
+    "tests/scanning/test_surveys.py::test_a_survey_that_is_asked_to_end_is_one_line_and_resumable",
     "tests/scanning/test_surveys.py::test_a_worker_that_dies_fails_its_job_and_no_other",
     "tests/scanning/test_surveys.py::test_an_interrupt_is_one_line_and_resumable",
     "tests/scanning/test_surveys.py::test_any_executor_gives_the_same_bytes",
