@@ -120,3 +120,12 @@ def test_a_checkpoint_of_queries_and_keys_alone_has_no_size() -> None:
     assert left_out(table(attention_alone, complete)) == ["alone"]
     with pytest.raises(TableError, match="of what was given it knows none"):
         own("fig2", attention_alone)
+
+
+def test_a_form_of_zeros_or_that_is_not_square_is_no_example_of_symmetry() -> None:
+    encoder = [block for block in demo_table().details.blocks if block.key.stack == "encoder"]
+    first, second, third = encoder[:3]
+    zeros = replace(first, image=np.zeros_like(first.image))
+    oblong = replace(second, image=np.ones((4, 6)))
+    title, _ = examples([zeros, oblong, third])
+    assert title == f"encoder, layer {third.key.layer}"

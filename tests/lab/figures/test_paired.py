@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import polars as pl
 import pytest
 from tests.checkpoints.serving import own_hub
 from tests.command import run
+from tests.lab.figures.making import row
 from tests.lab.runs.small_pairs import repositories
 
+from wqk.errors import RunError
+from wqk.tables.score_table import ScoreTable
 from wqk_lab.figures import read_sources
 from wqk_lab.figures.paired import (
     LABELS,
     LEVEL,
+    PAIR_SCHEMA,
     POWER,
     TESTED,
     detectable_shift,
@@ -25,7 +30,7 @@ from wqk_lab.figures.paired import (
     paired_panels,
     sentences,
 )
-from wqk_lab.runs.pairs import PairSurvey, pairs, survey_pairs
+from wqk_lab.runs.pairs import UPDATE_SCHEMA, Pair, PairSurvey, pairs, survey_pairs
 
 MISSING = "JetLM/SDAR-1.7B-Chat"
 
@@ -163,3 +168,95 @@ def test_the_shift_that_can_be_found_has_the_unit_of_the_values(factor: float) -
 def test_too_few_pairs_are_said_to_be_too_few() -> None:
     assert detectable_shift(np.arange(6.0)) is None
     assert detectable_shift(np.arange(7.0)) is not None
+
+
+def survey_of(pair: Pair, scores: ScoreTable, updates: list[dict[str, Any]]) -> PairSurvey:
+    """A survey of one pair, with updates of some layers and heads."""
+    schema = {"pair": pl.String(), **UPDATE_SCHEMA}
+    rows = [{**dict.fromkeys(schema), "pair": pair.title, **update} for update in updates]
+    return PairSurvey((pair,), {}, scores, pl.DataFrame(rows, schema=schema))
+
+
+@pytest.mark.parametrize("relation", ["converted", "twins"])
+def test_columns_of_a_pair_are_differences_of_the_same_layers_and_heads(relation: Any) -> None:
+    """Heads of models that were trained apart do not correspond; other stacks are left out."""
+    rows, scores_of = [], {}
+    random = np.random.default_rng(0)
+    for checkpoint in ("a", "b"):
+        for stack in ("encoder", "decoder"):
+            for layer, head in ((0, None), (3, None), (0, 1)):
+                symmetry, excess = random.uniform(-1, 1, 2)
+                place = {"checkpoint": checkpoint, "stack": stack, "head": head}
+                scores = {"symmetry": symmetry, "directionality_excess": excess}
+                rows.append(row(layer, **place, **scores, directionality=9.0))
+                scores_of[checkpoint, stack, layer, head] = symmetry, excess
+        rows.append(row(0, checkpoint=checkpoint, kind="cross", symmetry=9.0))
+    stacks = {"before_stack": "decoder", "after_stack": "encoder"}
+    pair = Pair("method", relation, "a", "b", **stacks, expected=-1)
+    measured = {"symmetry": 0.5, "symmetry_null": 0.125, "directionality_excess": -0.25}
+    measured |= {"moved": 2.0, "span": 0.75, "span_chance": 0.0625}
+    table = ScoreTable.from_rows(rows)
+    survey = survey_of(pair, table, [{"layer": 3, **measured}])
+    by_place = {(each["layer"], each["head"]): each for each in pair_rows(survey).to_dicts()}
+    places = [(0, None), (3, None), *([(0, 1)] if relation == "converted" else [])]
+    assert sorted(by_place, key=str) == sorted(places, key=str)
+    for layer, head in places:
+        before = scores_of["a", "decoder", layer, head]
+        after = scores_of["b", "encoder", layer, head]
+        each = by_place[layer, head]
+        for score, first, last in zip(("symmetry", "directionality"), before, after, strict=True):
+            values = [each[f"{score}_before"], each[f"{score}_after"], each[score]]
+            assert values == pytest.approx([first, last, last - first])
+        assert (each["pair"], each["recipe"], each["relation"]) == (pair.title, "method", relation)
+        assert (each["expected"], each["depth"]) == (-1, layer / 3)
+    update = by_place[3, None]
+    assert {name: update[f"update_{name}"] for name in ("symmetry", "symmetry_null")} == {
+        "symmetry": 0.5,
+        "symmetry_null": 0.125,
+    }
+    assert (update["update_symmetry_excess"], update["update_directionality"]) == (0.375, -0.25)
+    assert (update["symmetric_share"], update["skew_share"]) == (0.75, 0.25)
+    assert (update["moved"], update["span"], update["span_chance"]) == (2.0, 0.75, 0.0625)
+    assert by_place[0, None]["update_symmetry"] is None
+    unnamed = survey_of(Pair("method", relation, "a", "b"), table, [])
+    with pytest.raises(RunError, match="a has several stacks, and the pair names none"):
+        pair_rows(unnamed)
+
+
+def test_a_survey_without_a_pair_that_was_read_has_no_figure() -> None:
+    pair = Pair("method", "control", "a", "b")
+    empty = ScoreTable.from_rows([row(0)])
+    survey = replace(survey_of(pair, empty, []), problems={pair.title: "a is not there"})
+    with pytest.raises(RunError, match="no pair was read: a is not there"):
+        pair_rows(survey)
+    with pytest.raises(RunError, match="pairs needs the folder of a survey of pairs"):
+        pair_rows(None)
+
+
+def test_sentences_on_controls_and_contrasts_have_their_largest_change() -> None:
+    rows = pl.DataFrame(
+        [
+            {**dict.fromkeys(PAIR_SCHEMA), "pair": relation, "relation": relation, "layer": layer}
+            | {"symmetry": symmetry, "moved": moved}
+            for relation, changes in (
+                ("contrast", [(-0.5, 0.25), (0.125, 0.5), (0.25, 0.1)]),
+                ("control", [(0.0, 0.0), (0.0, 0.0)]),
+            )
+            for layer, (symmetry, moved) in enumerate(changes)
+        ],
+        schema=PAIR_SCHEMA,
+    )
+    pair = Pair("method", "control", "a", "b")
+    survey = replace(
+        survey_of(pair, ScoreTable.from_rows([row(0)]), []), problems={"x → y": "not there"}
+    )
+    *_, contrast, control, skipped = sentences(survey, rows)
+    assert contrast == (
+        "contrast (nothing predicted): contrast: symmetry changed by +0.12 in the median layer, by "
+        "0.5 at most; the forms moved by 0.5 of their norm at most"
+    )
+    assert control == (
+        "control (must be exactly 0): control: symmetry changed by +0 in the median layer, by 0 at "
+        "most; the forms moved by 0 of their norm at most"
+    )
+    assert skipped == "skipped: x → y: not there"

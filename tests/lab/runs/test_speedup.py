@@ -321,3 +321,12 @@ def test_the_table_of_the_command_is_that_of_the_comparison(tmp_path: Path) -> N
     assert first["difference_over_seeds"] == asdict(comparisons[0].over_seeds("difference"))
     assert first["steps_later"] == asdict(comparisons[0].steps_later)
     assert [each["seed"] for each in first["runs"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
+def test_an_interval_has_the_unit_of_the_differences(scale: float) -> None:
+    """Differences that are equal but for rounding are judged next to their size."""
+    result = paired([0.1 * scale, 0.3 * scale, 0.2 * scale])
+    assert result.low == pytest.approx(-0.0484 * scale, rel=1e-2)
+    assert result.p == pytest.approx(0.0742, rel=1e-2)
+    assert paired([scale, scale * (1 + 1e-12)]).low is None

@@ -325,3 +325,15 @@ def test_more_units_narrow_their_own_part_of_the_error_alone() -> None:
     reach = (estimate.high - estimate.low) / 2 / estimate.error
     times = (estimate.error**2 - of_layers**2) / ((0.3 / reach) ** 2 - of_layers**2)
     assert finding.why.startswith(f"about {int(np.ceil(times))} times as many (4 batches × 3")
+
+
+@pytest.mark.parametrize("mean", [0.9, 0.25])
+def test_p_is_that_of_a_two_sided_test(mean: float) -> None:
+    from scipy.stats import ttest_1samp
+
+    values = mean + 0.6 * np.resize([1.0, -1.0], 8)
+    finding = of(values)
+    assert finding.verdict == ("holds" if mean == 0.9 else "undecided")
+    assert finding.p == pytest.approx(ttest_1samp(values, 0).pvalue)
+    against = of(-values)  # which excludes that .2 is reached
+    assert against.p == pytest.approx(ttest_1samp(-values, 0.2).pvalue)

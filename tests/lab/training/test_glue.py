@@ -124,6 +124,18 @@ def test_two_pairs_are_never_one_input(trained: Path) -> None:
     assert inputs["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1]
 
 
+def test_texts_are_cut_to_the_least_of_three_lengths(encoder: Path) -> None:
+    """That of the fine-tuning, of the model's positions, and of the tokenizer."""
+    tokenizer, network = glue.load_classifier(str(encoder), task())
+    text = [(" ".join(WORDS),)]
+    for name, length in (("settings", 5), ("positions", 6), ("tokenizer", 7), ("text", 16)):
+        tokenizer.model_max_length = 7 if name == "tokenizer" else 100
+        network.config.max_position_embeddings = 6 if name == "positions" else 100
+        settings = FineTuning(length=5 if name == "settings" else 100)
+        batch = glue.encode(tokenizer, text, network, settings)
+        assert {len(values[0]) for values in batch.values()} == {length}, name
+
+
 def test_a_tokenizer_that_marks_pairs_stays_as_it_is(encoder: Path) -> None:
     (inputs,) = encoded(encoder, ("good w1", "w2 bad"))
     assert [inputs["input_ids"][k] for k in (0, 3, 6)] == [2, 3, 3]
@@ -157,6 +169,7 @@ def written(path: Path, labels: list[Any], name: str = "own.jsonl") -> Path:
 def test_labels_say_what_the_task_is(tmp_path: Path) -> None:
     for first_label, second_label in ((0, 1), (0.0, 1.0), (False, True)):
         assert read_task(written(tmp_path, [first_label, second_label] * 10)).classes == 2
+    assert read_task(written(tmp_path, [0, 1] * 10)).shared == 0  # every fifth row is held out
     named = read_task(written(tmp_path, ["pos", "neg"] * 10))
     assert (named.classes, named.train.labels[:2]) == (2, [1, 0])
     assert read_task(written(tmp_path, [0, 2.5, 4, 5.0] * 5)).classes is None
