@@ -472,7 +472,7 @@ INDEX, CONFIG = "model.safetensors.index.json", "config.json"
 ODD = [
     ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "adap"),
     ({"model.gguf": b"GGUF"}, "truncated, or not a GGUF file"),
-    ({"README.md": b"hello"}, r"no weights here; .*, found README.md"),
+    ({"README.md": b"hello"}, r"no weights here; .*, got README.md; choose"),
     (bert_folder() | {CONFIG: b"[1]"}, "expected a JSON object"),
     ({INDEX: b'{"weight_map": {"a": "gone"}}', "other.safetensors": b""}, "shard gone is missing"),
 ]

@@ -379,16 +379,18 @@ def no_weights(folder: Folder) -> CheckpointError:
     for name in (*names, *sorted(folder.below())):
         if reason := unread_format(PurePath(name).name):
             return CheckpointError(f"no weights that wqk reads; {name} is {reason}")
-    expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
         return CheckpointError(
-            f"no weights here, but in its folders {', '.join(deeper[:5])}; {expected}; choose "
-            "one of the folders by its path, or in Python with subfolder="
+            f"no weights here, but in its folders {', '.join(deeper[:5])}; choose one by its path, "
+            "or in Python with subfolder="
         )
     listed = _shortened_list(names, most=5) or "no files"
-    return CheckpointError(f"no weights here; {expected}, got {listed}; choose another folder")
+    return CheckpointError(
+        "no weights here; expected model.safetensors, model.safetensors.index.json or "
+        f"pytorch_model.bin, got {listed}; choose another folder"
+    )
 
 
 def weight_file(source: ByteSource) -> WeightFile:
