@@ -290,6 +290,25 @@ def test_a_router_is_no_attention() -> None:
         wqk.logits(nn.Linear(WIDTH, 2), inputs())
 
 
+def test_weights_that_multiply_two_values_are_one_attention() -> None:
+    class ByDistance(nn.Module):
+        """Scores that are no product, and weights that meet two values."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            distances = (x[:, :, None] - x[:, None]).square().sum(-1)
+            weights = (-distances)[:, None].softmax(-1)
+            values = x[:, None]
+            return weights @ values + functional.dropout(weights, 0.5) @ (2 * values)
+
+    module = ByDistance()
+    calls: list[ObservedCall] = []
+    with Observer(module, calls.append):
+        module(torch.arange(20.0).reshape(1, 5, 4))
+    (call,) = calls
+    assert not call.has_logits
+    assert call.shape == (1, 1, 5, 5)
+
+
 def test_a_product_without_keys_is_passed_over() -> None:
     """An indexer of sparse attention has no pools of keys in a short text (GLM 5)."""
 

@@ -249,7 +249,7 @@ def _note_product(
     for factor in (left, right):
         trace = tracer.get(factor)
         if trace is not None and not trace.is_product:
-            return trace.undecided  # None for weights whose call was handed on by their softmax
+            return tracer.take_undecided(trace)  # None if the call was handed on before
     scale = 1.0 if name == "aten::bmm" else float(kwargs.get("alpha", 1.0))
     tracer.multiplied(left, right, output, scale)
     return None

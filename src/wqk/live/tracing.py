@@ -121,6 +121,16 @@ class Tracer:
         while len(self._traces) > KEPT:
             self._traces.popitem(last=False)
 
+    def take_undecided(self, trace: Trace) -> ObservedCall | None:
+        """Return the undecided call of a trace once: then it is decided, in all of its traces."""
+        call = trace.undecided
+        if call is None:
+            return None
+        for address, (storage, trace_of_storage) in list(self._traces.items()):
+            if trace_of_storage.undecided is call:
+                self._traces[address] = storage, replace(trace_of_storage, undecided=None)
+        return call
+
     def multiplied(self, left: Any, right: Any, product: torch.Tensor, scale: float) -> None:
         """Begin a trace at a batched product, (N, M, R) times (N, R, J)."""
         is_whole = product.is_contiguous() and product.storage_offset() == 0
