@@ -125,12 +125,14 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=6)
     height, width = image.pixels.shape
-    down, across = len(image.row_norms) / height, len(image.column_norms) / width
-    if max(down, across) > 1:
+    rows_per_pixel = len(image.row_norms) / height
+    columns_per_pixel = len(image.column_norms) / width
+    if max(rows_per_pixel, columns_per_pixel) > 1:
         figure.text(
             0.01,
             0.005,
-            f"each pixel: the largest of about {down:.1f} × {across:.1f} entries",
+            f"each pixel: the largest of about {rows_per_pixel:.1f} × {columns_per_pixel:.1f} "
+            "entries",
             ha="left",
             va="bottom",
             fontsize=5.5,

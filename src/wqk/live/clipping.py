@@ -718,20 +718,8 @@ def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np
             f"{type(logits).__name__}"
         )
     maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
-    of_self = [place for place in maxima if place.kind == "self"]
-    stacks = {place.stack for place in of_self}
     for key, value in logits.items():
-        match key:
-            case (stack, kind, layer, head):
-                place = Place(stack, kind, layer)
-            case (layer, head) if len(stacks) == 1:
-                place = of_self[0]._replace(layer=layer)
-            case _:
-                kinds = sorted({place[:2] for place in maxima})
-                raise FormError(
-                    "logits must have keys (layer, head), or (stack, kind, layer, head) in "
-                    f"models with several of {kinds}; got {_shortened(key)}"
-                )
+        place, head = _place_and_head(key, list(maxima))
         is_head = place in maxima and isinstance(head, int | np.integer)
         if not is_head or not 0 <= head < len(maxima[place]):
             raise FormError(
@@ -745,3 +733,22 @@ def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np
             )
         maxima[place][head] = number
     return maxima
+
+
+def _place_and_head(key: Any, places: Sequence[Place]) -> tuple[Place, Any]:
+    """Return the block and the head that a key of a mapping names.
+
+    A pair (layer, head) names self-attention, if only one stack of the model has any.
+    """
+    of_self = [place for place in places if place.kind == "self"]
+    stacks = {place.stack for place in of_self}
+    match key:
+        case (stack, kind, layer, head):
+            return Place(stack, kind, layer), head
+        case (layer, head) if len(stacks) == 1:
+            return of_self[0]._replace(layer=layer), head
+    kinds = sorted({(place.stack, place.kind) for place in places})
+    raise FormError(
+        "logits must have keys (layer, head), or (stack, kind, layer, head) in "
+        f"models with several of {kinds}; got {_shortened(key)}"
+    )

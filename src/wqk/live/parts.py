@@ -371,6 +371,8 @@ def parts(
             slope_rows += measurement.slopes(ScorePlace(name), directions)
             if curves:
                 curve_rows += measurement.curves(ScorePlace(name))
+    with torch.no_grad():
+        untrained = _untrained(held_out, seed, opened.family_file)
     settings = {
         "text": held_out.name,
         "blocks": held_out.count,
@@ -379,9 +381,8 @@ def parts(
         "seed": seed,
         "draws": draws,
         "left_whole": opened.without_softmax,
+        "explained_untrained": untrained,
     }
-    with torch.no_grad():
-        untrained = _untrained(held_out, seed, opened.family_file)
     return Parts(
         checkpoint=str(ref) if isinstance(ref, str | Path) else getattr(ref, "name", opened.name),
         predicts=held_out.predicts,
@@ -389,7 +390,7 @@ def parts(
         slopes=pl.DataFrame(slope_rows),
         curves=pl.DataFrame(curve_rows),
         control_size=measurement.control_size,
-        settings=settings | {"explained_untrained": untrained},
+        settings=settings,
     )
 
 
