@@ -206,8 +206,10 @@ GUESSES = (
         names="dump export extract form forms matrices matrix save to_numpy w_qk write",
     ),
     _guess(
-        call="wqk.coupling(wqk.open(ref)[layer])",
-        command="wqk show REF --layer L --coupling draws how the heads of a layer couple",
+        call="(a @ b.T).trace / (a.norm * b.norm) of two forms, or wqk.coupling(model[layer]), "
+        "which compares each head with the others' transposes",
+        command="wqk diff A B has the cosine of corresponding forms; "
+        "wqk show REF --layer L --coupling compares heads with transposes",
         names="cosine cosine_similarity head_similarity",
     ),
     _guess(

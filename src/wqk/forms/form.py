@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 FORM_SYNONYMS = {
     "A": "query",
     "B": "key",
-    **dict.fromkeys(("cosine", "cosine_similarity"), "wqk.coupling(model[layer])"),
+    **dict.fromkeys(("cosine", "cosine_similarity"), "(a @ b.T).trace / (a.norm * b.norm)"),
+    "directions": "svd(), or wqk.tokens(ref, layer, head, directions=5)",
     "W_qk": "dense()",
     "score": "form(x, y)",
     "spectrum": "singular_values()",
