@@ -261,6 +261,8 @@ class VerbSynonym(NamedTuple):
 VERBS = {
     **{name: VerbSynonym(verb) for name, verb in _VERBS_AND_FUNCTIONS.items()},
     **dict.fromkeys(("fig", "figures", "paper", "reproduce"), VerbSynonym("figure")),
+    # A scan has a row for each layer and step of a run, and ranks a checkpoint.
+    **dict.fromkeys(("evolution", "timeline", "trajectory", "typical"), VerbSynonym("scan")),
     # In Python, these are packages and modules.
     "differences": VerbSynonym("diff"),
     "kinship": VerbSynonym("kin"),

@@ -281,6 +281,8 @@ def words(*arguments: object) -> list[str]:
         ("atlas X", "lab atlas X"),
         ("composition X --type Q -n 2", "compose X --type Q --top 2"),
         ("kinship X Y", "kin X Y"),
+        ("typical X", "scan X"),
+        ("trajectory X --revisions a,b", "scan X --revision a --revision b"),
         ("repair X Y -o fixed", "same X Y --repair fixed"),
         ("repair X Y --output=fixed", "same X Y --repair=fixed"),
         ("plot X --save a.png --heads", "scan X --picture a.png --heads"),
