@@ -54,7 +54,7 @@ REFUSED = [
     ),
     ("scan LONG", "cannot be opened"),
     ("lab theory bert --corpus no-such", "no-such: no such file or folder"),
-    ("report no-such -o r.html", "no-such: no such file or folder"),
+    ("report no-such -o r.html", "no-such: is not a local path"),
     ("report absent.parquet -o r.html", "cannot be read"),
     ("report bad.jsonl -o r.html", "contains no score table"),
     ("report . -o r.html", "a model is scanned first"),
