@@ -25,7 +25,7 @@ from tests.limits import counts, in_memory, refused, within
 
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.errors import CheckpointError
-from wqk.sameness.contents import equal_parts
+from wqk.sameness.stored_tensors import equal_parts
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])

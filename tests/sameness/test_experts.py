@@ -15,7 +15,7 @@ import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import StateDict
-from wqk.sameness.orders import AxisOrder, Renumbered
+from wqk.sameness.experts_and_neurons import AxisOrder, Renumbered
 
 Tensors = dict[str, np.ndarray]
 ORDER = [2, 0, 3, 1]

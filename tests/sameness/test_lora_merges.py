@@ -14,7 +14,8 @@ from tests import small
 
 import wqk
 from wqk.errors import CheckpointError
-from wqk.sameness.edits import LowRank, Stretches, Within
+from wqk.sameness.axis_orders import Stretches
+from wqk.sameness.edits import LowRank, Within
 from wqk.sameness.execution import ProgramTensors, Tensor, run
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.repairs import Change

@@ -24,13 +24,14 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import Place
-from wqk.sameness import blocks, contents, matching, weight_pairs, weights
+from wqk.sameness import blocks, circuits, matching, stored_tensors, weight_pairs
 from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.comparisons import BlockComparison
-from wqk.sameness.configured import other_rotary
-from wqk.sameness.contents import compare_stored, find_by_content
+from wqk.sameness.contents import find_by_content
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.rotary_settings import other_rotary
 from wqk.sameness.same import same
+from wqk.sameness.stored_tensors import compare_stored
 from wqk.sameness.tensor_roles import roles
 from wqk.sameness.weight_pairs import WeightPair
 
@@ -388,13 +389,13 @@ def test_what_is_stored_alike_is_read_once_and_all_is_let_go(monkeypatch):
 def test_threads_find_what_one_finds(change, monkeypatch):
     changed = llama("float16") | both(change)
     sequential = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
-    for module in (blocks, matching, weight_pairs, weights):
+    for module in (blocks, circuits, matching, weight_pairs):
         monkeypatch.setattr(module, "MANY", -1)
-    for name, value in (("MANY", 0), ("CACHED", 64)):
-        monkeypatch.setattr(contents, name, value)
+    for name, value in (("MANY_PIECES", 0), ("CACHED", 64)):
+        monkeypatch.setattr(stored_tensors, name, value)
     monkeypatch.setattr(matching, "STRETCH", 8)
     monkeypatch.setattr(_machine, "usable_cores", lambda: 3)
-    monkeypatch.setattr(contents, "usable_cores", lambda: 3)
+    monkeypatch.setattr(stored_tensors, "usable_cores", lambda: 3)
     threaded = same(opened(llama("float16")), opened(changed), everything=True).to_dict()
     assert repr(threaded) == repr(sequential)
 

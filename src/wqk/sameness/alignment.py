@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from wqk.errors import CheckpointError, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
-from wqk.sameness.weights import PlanPair
+from wqk.sameness.circuits import PlanPair
 
 # A stack and a kind of attention, such as ("decoder", "self").
 BlockGroup: TypeAlias = tuple[str, str]

@@ -13,8 +13,8 @@ from wqk._console import Result, json_value
 from wqk._style import current
 from wqk.sameness import sentences
 from wqk.sameness.comparisons import Comparison
-from wqk.sameness.contents import Outcome
 from wqk.sameness.drawing import plot_distances
+from wqk.sameness.outcomes import Outcome
 from wqk.sameness.printing import printed
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from wqk._machine import one_blas_thread, reused_memory
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.sameness.alignment import Alignment
+from wqk.sameness.circuits import CIRCUITS, SCORES, PlanPair, form_parts
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.diagnosis import diagnose
 from wqk.sameness.edits import Take
@@ -23,7 +24,6 @@ from wqk.sameness.measurement import BlockMeasurement, Signatures
 from wqk.sameness.mismatches import Kind, Mismatch, listed
 from wqk.sameness.repairs import Change
 from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
-from wqk.sameness.weights import CIRCUITS, SCORES, PlanPair, form_parts
 
 
 class BlockComparer:
@@ -116,7 +116,7 @@ class BlockComparer:
         return tuple(
             circuit
             for circuit in CIRCUITS
-            if not self._signatures.alike(source, number, circuit, least)
+            if not self._signatures.are_alike(source, number, circuit, least)
         )
 
     def _layer_held(self, number: int) -> int | None:
@@ -129,7 +129,7 @@ class BlockComparer:
             return None
         least = _least_alike(block)
         for other in self._numbers_of_stack(number):
-            if self._signatures.alike(other, number, SCORES, least):
+            if self._signatures.are_alike(other, number, SCORES, least):
                 return other
         return None
 
@@ -162,7 +162,7 @@ class BlockComparer:
         least = _least_alike(self._blocks[number])
         further = [other for other in self._numbers_of_stack(number) if other != source]
         return any(
-            self._signatures.alike(source, other, SCORES, least)
+            self._signatures.are_alike(source, other, SCORES, least)
             for other in further
             if other < len(self._pairs)
         )

@@ -11,8 +11,8 @@ from wqk.checkpoints.adapters import NotAnAdapter
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.configured import is_configured
-from wqk.sameness.turned_weights import opened_turned
+from wqk.sameness.block_settings import is_configured
+from wqk.sameness.transposed_weights import opened_transposed
 
 
 def open_both(
@@ -54,7 +54,7 @@ def open_both(
     for number, (model, opening) in enumerate(zip(opened, openings, strict=True)):
         is_candidate = number == 1
         if model is None and is_candidate and complete is not None:
-            model = opened_turned(complete, opening)
+            model = opened_transposed(complete, opening)
         if model is None:
             counts = _SuppliedHeads(heads, key_heads, "as given")
             if heads is None and complete is not None:

@@ -9,13 +9,13 @@ from wqk.attention.rounding import NARROWER, grid
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
 from wqk.model import Model
-from wqk.sameness import configured
+from wqk.sameness import further_settings
 from wqk.sameness.alignment import Alignment
+from wqk.sameness.circuits import PlanPair
 from wqk.sameness.mismatches import Mismatch
 from wqk.sameness.missing_tensors import missing_in_both
 from wqk.sameness.outside import absent_towers
 from wqk.sameness.positions import is_guessed, positions_unknown
-from wqk.sameness.weights import PlanPair
 
 # Names of number types in notes.
 TYPES = {
@@ -91,16 +91,17 @@ def settings_that_differ(models: Sequence[Model], everything: bool) -> Differing
     configurations contains is not compared.
     """
     causes = {
-        cause.facts["name"]: cause for cause in configured.further_settings(models, everything)
+        cause.facts["name"]: cause
+        for cause in further_settings.further_settings(models, everything)
     }
     compared: list[Mismatch] = []
     not_compared: list[str] = []
     for name, cause in causes.items():
-        if everything or configured.of_attention(name, models):
+        if everything or further_settings.of_attention(name, models):
             compared.append(cause)
         else:
             not_compared.append(name)
-    not_compared += configured.lost_settings(models)
+    not_compared += further_settings.lost_settings(models)
     return DifferingSettings(tuple(compared), tuple(not_compared))
 
 

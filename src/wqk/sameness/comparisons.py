@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from wqk._console import few
 from wqk.families import Place
-from wqk.sameness.contents import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
+from wqk.sameness.circuits import SCORES
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.origins import numbers_of
+from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.places_in_words import layers_in_words, places_in_words
-from wqk.sameness.repairs import Step, merged, program
+from wqk.sameness.repairs import Step, merged_steps, program
+from wqk.sameness.tensor_names import numbers_of, title_in_block
 from wqk.sameness.verdicts import Verdict
-from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import SCORES
 
 if TYPE_CHECKING:
     from wqk.sameness.written_repair import WrittenRepair
@@ -146,7 +145,7 @@ class BlockComparison:
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps that make the block like the reference's, as far as they are known."""
-        return merged(step for mismatch in self.mismatches for step in mismatch.steps)
+        return merged_steps(step for mismatch in self.mismatches for step in mismatch.steps)
 
     @property
     def repair(self) -> str:
@@ -202,7 +201,7 @@ class Cause:
         where = layers_in_words(layers) if layers else few(self.tensors)
         if not self.places:
             return where
-        titles = few([*dict.fromkeys(map(short, self.tensors))])
+        titles = few([*dict.fromkeys(map(title_in_block, self.tensors))])
         return f"{places_in_words(self.places)}; {titles}, {where}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -347,7 +346,7 @@ class Comparison:
         causes = sorted(
             self.causes, key=lambda cause: cause.mismatch.verdict is not Kind.TRANSPOSED
         )
-        return merged(step for cause in causes for step in cause.mismatch.steps)
+        return merged_steps(step for cause in causes for step in cause.mismatch.steps)
 
     @property
     def repair(self) -> str:
@@ -403,7 +402,7 @@ def _joined_merge(of_blocks: Cause, of_tensors: Cause) -> Cause:
     mismatch, other = of_blocks.mismatch, of_tensors.mismatch
     tensors = {**mismatch.facts["tensors"], **other.facts["tensors"]}
     facts = {**mismatch.facts, "share": other.facts["share"], "tensors": tensors}
-    steps = merged((*mismatch.steps, *other.steps))
+    steps = merged_steps((*mismatch.steps, *other.steps))
     mismatch = replace(mismatch, steps=steps, facts=facts)
     return Cause(mismatch, of_blocks.places, of_tensors.tensors)
 
@@ -414,7 +413,7 @@ def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:
     reason = first.reason
     if any(mismatch.reason != reason for mismatch, _ in members):
         reason = str(first.verdict)
-    steps = merged(step for mismatch, _ in members for step in mismatch.steps)
+    steps = merged_steps(step for mismatch, _ in members for step in mismatch.steps)
     # Scores and values of one block may have the same cause.
     places = tuple(dict.fromkeys(place for _, place in members))
     return Cause(replace(first, reason=reason, steps=steps), places)

@@ -12,7 +12,7 @@ import numpy as np
 
 from wqk.attention.rounding import ROUNDING
 from wqk.checkpoints.adapters import DoraUpdate, decomposed
-from wqk.sameness.tolerances import LEFT, SAFETY, SAME
+from wqk.sameness.tolerances import SAFETY, SAME_SHARE, UNEXPLAINED_BY_FACTORS
 
 
 def _wrong_merges(base: np.ndarray, update: DoraUpdate) -> Iterator[tuple[str, np.ndarray]]:
@@ -61,13 +61,15 @@ def wrong_merge(base: np.ndarray, update: DoraUpdate, actual: np.ndarray) -> str
     distance_of_right = float(np.linalg.norm(actual - right))
     if distance_of_right <= SAFETY * ROUNDING["F32"] * float(np.linalg.norm(right)):
         return ""
-    allowed = min(SAME * float(np.linalg.norm(right - base)), LEFT * distance_of_right)
+    allowed = min(
+        SAME_SHARE * float(np.linalg.norm(right - base)), UNEXPLAINED_BY_FACTORS * distance_of_right
+    )
     for text, weight in _wrong_merges(base, update):
         if float(np.linalg.norm(actual - weight)) <= allowed:
             return text
     times = _scale_of_merge(base, update.product, actual)
     weight = decomposed(base, times * update.product, update.magnitudes)
-    is_other = abs(times - 1) > SAME and float(np.linalg.norm(actual - weight)) <= allowed
+    is_other = abs(times - 1) > SAME_SHARE and float(np.linalg.norm(actual - weight)) <= allowed
     return f"merged with {times:.4g} times its scale" if is_other else ""
 
 

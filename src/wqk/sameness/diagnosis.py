@@ -21,18 +21,20 @@ from wqk.checkpoints.checkpoint import Overlay
 from wqk.families import AttentionPlan, Projection
 from wqk.model import Model
 from wqk.sameness import mismatches
-from wqk.sameness.configured import form_restored, rotary_repaired
-from wqk.sameness.edits import Axes, HeadOrder, Permute, Scale, ScaleHeads, Take
+from wqk.sameness.axis_orders import Axes, HeadOrder
+from wqk.sameness.block_settings import form_restored
+from wqk.sameness.block_weights import BlockWeights
+from wqk.sameness.circuits import SCORES, VALUES, PlanPair, circuit_parts
+from wqk.sameness.edits import Permute, Scale, ScaleHeads, Take
 from wqk.sameness.execution import ProgramTensors, run
-from wqk.sameness.expected import Expected
 from wqk.sameness.finders.all_finders import search
 from wqk.sameness.form_causes import CircuitDifference, compare
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.missing_tensors import completed_block
 from wqk.sameness.repairs import Change, Setting, Step
-from wqk.sameness.tolerances import FARTHER, SAME, SAME_FACTOR
+from wqk.sameness.rotary_settings import rotary_repaired
+from wqk.sameness.tolerances import FARTHER, SAME_FACTOR, SAME_SHARE
 from wqk.sameness.weight_pairs import SCORED, WeightFinding
-from wqk.sameness.weights import SCORES, VALUES, PlanPair, circuit_parts
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class _DifferingBlock:
         self._circuits = circuits
         self._measured = measured
         self._settings = settings
-        self._expected = Expected(checkpoints, pair)
+        self._expected = BlockWeights(checkpoints, pair)
 
     def explanations(self) -> Iterator[BlockExplanation]:
         """Yield explanations, and end after one that is a single cause and suffices."""
@@ -237,7 +239,7 @@ def _differ_more(
 
 
 def _attempts(
-    block: Expected, neighbors: Sequence[AttentionPlan], has_settings: bool
+    block: BlockWeights, neighbors: Sequence[AttentionPlan], has_settings: bool
 ) -> Iterator[list[WeightFinding]]:
     """Yield findings that may together make the blocks the same.
 
@@ -266,7 +268,7 @@ def _attempts(
 
 
 def _causes_of_forms(
-    differences: Mapping[str, CircuitDifference], block: Expected
+    differences: Mapping[str, CircuitDifference], block: BlockWeights
 ) -> Iterator[Mismatch]:
     """Yield the causes that forms show of circuits that differ, or else the distance."""
     plan = block.plan
@@ -295,7 +297,7 @@ def cause_of_circuit(circuit: str, cause: Mismatch) -> Mismatch:
     return replace(cause, reason=reason, steps=(), sides=(), facts=facts)
 
 
-def _steps_of_form(cause: Mismatch, block: Expected, circuit: str = SCORES) -> tuple[Step, ...]:
+def _steps_of_form(cause: Mismatch, block: BlockWeights, circuit: str = SCORES) -> tuple[Step, ...]:
     """Return the steps that undo a change that was found in the forms."""
     query = block.plan.query
     if cause.verdict is Kind.SCALED and "factor" in cause.facts:
@@ -315,7 +317,7 @@ def _steps_of_form(cause: Mismatch, block: Expected, circuit: str = SCORES) -> t
     return ()
 
 
-def _steps_of_heads(heads: tuple[int, ...], block: Expected) -> tuple[Step, ...]:
+def _steps_of_heads(heads: tuple[int, ...], block: BlockWeights) -> tuple[Step, ...]:
     """Return the steps that undo an order of heads; none if key heads are used more than once."""
     query, key = block.plan.query, block.plan.key
     share = query.heads // key.heads
@@ -327,7 +329,7 @@ def _steps_of_heads(heads: tuple[int, ...], block: Expected) -> tuple[Step, ...]
     return (*of_queries, *of_keys)
 
 
-def _steps_of_pairing(cause: Mismatch, block: Expected) -> tuple[Step, ...]:
+def _steps_of_pairing(cause: Mismatch, block: BlockWeights) -> tuple[Step, ...]:
     """Return the steps that undo a pairing of query head h with key head h mod G; else none."""
     query, groups = block.plan.query, cause.facts["groups"]
     for head, key_head in zip(cause.facts["query_heads"], cause.facts["key_heads"], strict=True):
@@ -352,7 +354,7 @@ def _averaged_heads(pair: PlanPair, checkpoints: Sequence[Checkpoint]) -> Mismat
         reference = first.take(checkpoints[0].read([first.part])[0])
         candidate = second.take(checkpoints[1].read([second.part])[0])
         means = reference.reshape(len(candidate), -1, *reference.shape[1:]).mean(axis=1)
-        tolerance = SAME * means.std()
+        tolerance = SAME_SHARE * means.std()
         if means.shape != candidate.shape or not np.allclose(means, candidate, atol=tolerance):
             return None
     plan = pair[1]

@@ -22,15 +22,15 @@ from wqk.checkpoints.checkpoint import View
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.circuits import form_parts
 from wqk.sameness.comparisons import Cause
-from wqk.sameness.contents import ATTENTION, MIXER
 from wqk.sameness.edits import Take
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.outcomes import ATTENTION, MIXER
 from wqk.sameness.repairs import Change
-from wqk.sameness.tensor_roles import layer_of, parts_outside_forms, roles
-from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import form_parts
+from wqk.sameness.tensor_names import layer_prefix, title_in_block
+from wqk.sameness.tensor_roles import parts_outside_forms, roles
 
 # Projections that write to the stream, whose inputs are not the norm's outputs.
 WRITES = re.compile(r"(?:^|[._])(?:o|out|output|c|dense|wo)(?:_?proj)?\.weight$")
@@ -112,7 +112,7 @@ def _folds(models: Sequence[Model], names: Mapping[str, str]) -> Iterator[Fold]:
     readers_by_layer = _readers_by_layer(models[0])
     for gain in reference.tensors():
         offset = offsets.get(without_numbers(gain))
-        readers = readers_by_layer.get(layer_of(gain), [])
+        readers = readers_by_layer.get(layer_prefix(gain), [])
         if offset is None or gain not in names or not readers:
             continue
         (expected,) = reference.read([Part(gain)])
@@ -175,12 +175,12 @@ def _readers_by_layer(model: Model) -> dict[str, list[str]]:
     for name, role in roles(model).items():
         if role in (MIXER, ATTENTION) and len(tensors[name].shape) == 2:
             mixing.add(name)
-    layers = {layer_of(name) for name in outside | mixing}
+    layers = {layer_prefix(name) for name in outside | mixing}
     by_layer: dict[str, list[str]] = {}
     for name in sorted(formed | mixing):
         is_reader = len(tensors[name].shape) == 2 and not WRITES.search(name)
-        if is_reader and layer_of(name) in layers:
-            by_layer.setdefault(layer_of(name), []).append(name)
+        if is_reader and layer_prefix(name) in layers:
+            by_layer.setdefault(layer_prefix(name), []).append(name)
     return by_layer
 
 
@@ -194,7 +194,7 @@ def fold_causes(model: Model, names: Mapping[str, str]) -> list[Cause]:
     tensors: dict[tuple[str, str], list[str]] = {}
     for fold in checkpoint.folds:
         for name in fold.stale:
-            tensors.setdefault((short(name), short(fold.gain)), []).append(name)
+            tensors.setdefault((title_in_block(name), title_in_block(fold.gain)), []).append(name)
     causes = []
     for (title, norm), stale in tensors.items():
         reason = f"{title}: not rescaled with the norm before it ({norm}), or in some rows alone"

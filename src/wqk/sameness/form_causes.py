@@ -37,11 +37,7 @@ from wqk.sameness.blocks import (
     positions,
     same_rotation,
 )
-from wqk.sameness.configured import other_rotary
-from wqk.sameness.contents import equal_parts
-from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.tolerances import ALIKE_FORMS, DEVIATIONS_OF_FACTOR, IN_PLACE, WITH_OWN_KEY
-from wqk.sameness.weights import (
+from wqk.sameness.circuits import (
     VALUES,
     PlanPair,
     circuit_parts,
@@ -49,6 +45,10 @@ from wqk.sameness.weights import (
     scorings,
     sides_of,
 )
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.rotary_settings import other_rotary
+from wqk.sameness.stored_tensors import equal_parts
+from wqk.sameness.tolerances import ALIKE_FORMS, DEVIATIONS_OF_FACTOR, IN_PLACE, WITH_OWN_KEY
 
 
 class CircuitDifference(NamedTuple):

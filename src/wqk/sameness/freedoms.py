@@ -7,16 +7,17 @@ from functools import partial
 
 from wqk.families import AttentionPlan
 from wqk.model import Model
+from wqk.sameness.circuits import SCORES, PlanPair
 from wqk.sameness.comparisons import BlockComparison
-from wqk.sameness.contents import ATTENTION
+from wqk.sameness.experts_and_neurons import renumbered
 from wqk.sameness.folded_mixers import with_folded_mixers
 from wqk.sameness.form_causes import CircuitDifference
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.orders import renumbered
+from wqk.sameness.outcomes import ATTENTION
 from wqk.sameness.stream import folded, turned
-from wqk.sameness.tensor_roles import layer_of, parts_outside_forms, roles
-from wqk.sameness.tolerances import TURNED
-from wqk.sameness.weights import SCORES, PlanPair
+from wqk.sameness.tensor_names import layer_prefix
+from wqk.sameness.tensor_roles import parts_outside_forms, roles
+from wqk.sameness.tolerances import ROTATED
 
 
 def in_candidates_terms(
@@ -51,7 +52,7 @@ def in_candidates_terms(
             notes.append(f"up to the stream: {text}")
         else:
             notes.append(f"the residual stream {text}")
-            reference, tolerance = rotated, max(tolerance, TURNED)
+            reference, tolerance = rotated, max(tolerance, ROTATED)
     if is_whole:
         for view in (folded, partial(renumbered, neurons="neurons" in up_to)):
             changed, texts = view((reference, candidate), names)
@@ -71,7 +72,7 @@ def any_order_of_heads(models: Sequence[Model], pairs: Sequence[PlanPair]) -> se
         shapes_by_layer = _shapes_besides_circuits(model)
         for number, pair in enumerate(pairs):
             plan = pair[position]
-            shapes = shapes_by_layer.get(layer_of(plan.query.tensor), [])
+            shapes = shapes_by_layer.get(layer_prefix(plan.query.tensor), [])
             if _has_numbered_heads(plan, shapes) or plan.query.tensor in left:
                 bound.add(number)
     return {*range(len(pairs))} - bound
@@ -83,7 +84,7 @@ def _shapes_besides_circuits(model: Model) -> dict[str, list[tuple[int, ...]]]:
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for name, role in roles(model).items():
         if role == ATTENTION:
-            shapes.setdefault(layer_of(name), []).append(tensors[name].shape)
+            shapes.setdefault(layer_prefix(name), []).append(tensors[name].shape)
     return shapes
 
 
@@ -97,7 +98,7 @@ def _has_numbered_heads(plan: AttentionPlan, shapes: Sequence[tuple[int, ...]]) 
     if not plan.position.startswith("rotary") and plan.position not in ("", "mask"):
         return True
     heads = plan.query.heads
-    rows = heads * plan.query.head_width if layer_of(plan.query.tensor) else 0
+    rows = heads * plan.query.head_width if layer_prefix(plan.query.tensor) else 0
     return any(heads in shape or (len(shape) > 1 and rows in shape) for shape in shapes)
 
 

@@ -15,13 +15,13 @@ from wqk._console import spans
 from wqk.checkpoints import Checkpoint, Part
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
+from wqk.sameness.circuits import PlanPair
 from wqk.sameness.comparisons import BlockComparison, Cause
-from wqk.sameness.contents import compare_stored
 from wqk.sameness.layers import moved_cause, source_of
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Renumber, Setting, Step
-from wqk.sameness.tensor_roles import layer_of
-from wqk.sameness.weights import PlanPair
+from wqk.sameness.stored_tensors import compare_stored
+from wqk.sameness.tensor_names import layer_prefix
 
 
 class _Stack(NamedTuple):
@@ -160,7 +160,7 @@ def _has_other_causes(block: BlockComparison) -> bool:
 
 def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
     """Return the step that moves, takes and removes layers; None if a tensor has another source."""
-    prefix = layer_of(stack.plan.query.tensor)
+    prefix = layer_prefix(stack.plan.query.tensor)
     start = prefix.removesuffix(f"{stack.plan.layer}.")
     if start == prefix:
         return None

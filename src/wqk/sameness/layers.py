@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from wqk._console import spans
 from wqk.families import Place
+from wqk.sameness.circuits import PlanPair
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.tensor_roles import layer_of
-from wqk.sameness.weights import PlanPair
+from wqk.sameness.tensor_names import layer_prefix
 
 
 class _Moved(NamedTuple):
@@ -83,7 +83,7 @@ def moved_prefixes(pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison])
     prefixes = {}
     for (plan, _), block in zip(pairs, blocks, strict=True):
         source = source_of(block) if moved_cause(block) else None
-        prefix = layer_of(plan.query.tensor)
+        prefix = layer_prefix(plan.query.tensor)
         if source is not None and prefix:
             prefixes[prefix] = prefix.replace(f".{plan.layer}.", f".{source}.")
     return prefixes
@@ -93,7 +93,7 @@ def alone_prefixes(pairs: Sequence[PlanPair], alone: Sequence[Place]) -> Iterato
     """Yield the beginning of the names of the tensors of each layer that only one model has."""
     for place in alone:
         for plan, _ in pairs:
-            prefix = layer_of(plan.query.tensor)
+            prefix = layer_prefix(plan.query.tensor)
             if prefix and (plan.stack, plan.kind) == (place.stack, place.kind):
                 yield prefix.replace(f".{plan.layer}.", f".{place.layer}.")
                 break

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from wqk.checkpoints.adapters import LoraFactors
-from wqk.sameness.edits import Edit, LowRank, Stretches, Then
-from wqk.sameness.tolerances import BESIDE_ADAPTER, SAME
+from wqk.sameness.axis_orders import Stretches
+from wqk.sameness.edits import Edit, LowRank, Then
+from wqk.sameness.tolerances import BESIDE_ADAPTER, SAME_SHARE
 
 # Fewest and most digits with which a share is tried.
 SHARE_DIGITS = range(2, 10)
@@ -99,7 +100,7 @@ class FittedMerge:
 
     def explains(self, allowed: float) -> bool:
         """Return whether at most this norm is left of the change."""
-        return self.residual <= 2 * SAME * self.product + allowed
+        return self.residual <= 2 * SAME_SHARE * self.product + allowed
 
 
 def fit_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -> FittedMerge:
@@ -122,10 +123,10 @@ def fit_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -> Fitt
     change = actual.astype(np.float64) - base
     fitted = _fitted(change, product, transposed=False)
     is_square = product.ndim == 2 and product.shape[0] == product.shape[1]
-    if not is_square or fitted.residual <= 2 * SAME * fitted.product:
+    if not is_square or fitted.residual <= 2 * SAME_SHARE * fitted.product:
         return fitted
-    turned = _fitted(change, product.T, transposed=True)
-    return turned if turned.residual < fitted.residual / 2 else fitted
+    of_transposed = _fitted(change, product.T, transposed=True)
+    return of_transposed if of_transposed.residual < fitted.residual / 2 else fitted
 
 
 def _fitted(change: np.ndarray, product: np.ndarray, transposed: bool) -> FittedMerge:
@@ -168,7 +169,7 @@ def unmerged(
     scale: MergeScale,
     *,
     in_reference: bool = True,
-    turned: bool = False,
+    is_transposed: bool = False,
     rows: Stretches | None = None,
     allowed: float = 0.0,
 ) -> Edit | None:
@@ -183,7 +184,7 @@ def unmerged(
     in_reference
         Whether the adapter is the reference's, and the wrong merge the candidate. The reverse edit
         makes an adapted candidate the reference's wrong merge.
-    turned
+    is_transposed
         Whether the array that is edited is the stored tensor transposed.
     rows
         The rows of B, if the array is a part of a fused weight.
@@ -193,7 +194,7 @@ def unmerged(
     if merge.residual > BESIDE_ADAPTER * allowed:
         return None
     a, b = factors.down, factors.up
-    transposed = factors.transposed != turned
+    transposed = factors.transposed != is_transposed
     share = _plain_share(merge, scale, allowed)
     whole = factors.scale if in_reference else -factors.scale
     if merge.transposed:

@@ -14,7 +14,7 @@ import numpy as np
 
 from wqk._machine import side_by_side
 from wqk.sameness.blocks import MANY
-from wqk.sameness.tolerances import SAME, SCREENED, TIED
+from wqk.sameness.tolerances import SAME_SHARE, SCREENED, TIED
 
 # Number of random directions of a sketch.
 DIRECTIONS = 64
@@ -40,7 +40,7 @@ def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
 def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether two arrays are equal, up to a share of their size."""
     root_mean_square = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
-    bound = 2 * SAME * (root_mean_square + largest(a))
+    bound = 2 * SAME_SHARE * (root_mean_square + largest(a))
     return a.shape == b.shape and within(a, b, bound)
 
 
@@ -99,7 +99,7 @@ def cosines(rows: np.ndarray, others: np.ndarray, places: np.ndarray | None = No
     return _by_stretches(cosines_in, len(rows), float, in_threads=rows.size > MANY)
 
 
-def in_place(rows: np.ndarray, others: np.ndarray, alike: float) -> bool:
+def are_in_place(rows: np.ndarray, others: np.ndarray, least_cosine: float) -> bool:
     """Return whether corresponding rows of two arrays (n, D) have at least a cosine.
 
     The sign of a cosine is ignored. Rows that are both zero are alike.
@@ -111,14 +111,16 @@ def in_place(rows: np.ndarray, others: np.ndarray, alike: float) -> bool:
     (True, False)
     """
     sample = screened(rows)
-    if not (cosines(rows[sample], others[sample]) > alike).all():
+    if not (cosines(rows[sample], others[sample]) > least_cosine).all():
         return False
     # In the order of the memory.
     if rows.strides[0] < rows.strides[-1]:
         products = sum(_products_of_columns(rows.T, others.T), np.zeros((3, len(rows))))
-        return _are_alike(products, alike)
+        return _are_alike(products, least_cosine)
     stretches = _stretches(len(rows), CACHED_ROWS)
-    return all(_are_alike(_products_of_rows(rows[each], others[each]), alike) for each in stretches)
+    return all(
+        _are_alike(_products_of_rows(rows[each], others[each]), least_cosine) for each in stretches
+    )
 
 
 def _products_of_rows(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -135,11 +137,11 @@ def _products_of_columns(rows: np.ndarray, others: np.ndarray) -> Iterator[np.nd
         yield np.stack(products).astype(np.float64)
 
 
-def _are_alike(products: np.ndarray, alike: float) -> bool:
+def _are_alike(products: np.ndarray, least_cosine: float) -> bool:
     """Return whether rows with these products (3, n) have at least a cosine, or are zero."""
     across, squares, other_squares = products
     are_zero = (squares == 0) & (other_squares == 0)
-    are_alike = np.abs(across) > alike * np.sqrt(squares) * np.sqrt(other_squares)
+    are_alike = np.abs(across) > least_cosine * np.sqrt(squares) * np.sqrt(other_squares)
     return bool((are_alike | are_zero).all())
 
 
@@ -183,7 +185,10 @@ def matched(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def permutation(
-    expected: np.ndarray, actual: np.ndarray, alike: float, sketches: Sequence[np.ndarray] = ()
+    expected: np.ndarray,
+    actual: np.ndarray,
+    least_cosine: float,
+    sketches: Sequence[np.ndarray] = (),
 ) -> np.ndarray | None:
     """Return the actual rows that make the expected rows.
 
@@ -206,14 +211,14 @@ def permutation(
         sketches = side_by_side(sketch, (expected, actual), many=expected.size > MANY)
     of_expected, of_actual = sketches
     similarity = np.abs((of_expected * of_actual).sum(axis=1))
-    if (similarity > alike).all():
+    if (similarity > least_cosine).all():
         return None
-    if lacks_rows(of_expected[screened(of_expected)], of_actual, alike):
+    if lacks_rows(of_expected[screened(of_expected)], of_actual, least_cosine):
         return None
     places, is_matched = matched(of_expected, of_actual)
     if not is_matched.all() or np.array_equal(places, np.arange(len(places))):
         return None
-    is_equal = cosines(expected, actual, places) > alike
+    is_equal = cosines(expected, actual, places) > least_cosine
     return places if is_equal.all() else None
 
 
@@ -222,9 +227,9 @@ def screened(rows: np.ndarray) -> slice:
     return slice(None, None, max(1, len(rows) // SCREENED))
 
 
-def lacks_rows(sample: np.ndarray, of_actual: np.ndarray, alike: float) -> bool:
+def lacks_rows(sample: np.ndarray, of_actual: np.ndarray, least_cosine: float) -> bool:
     """Return whether one of a few expected rows, by sketches, is not among the actual rows."""
     matches = of_actual[nearest(sample, of_actual)]
     similarity = np.abs((sample * matches).sum(axis=1))
     is_row = sample.any(axis=1)
-    return bool((similarity[is_row] < 2 * alike - 1).any())
+    return bool((similarity[is_row] < 2 * least_cosine - 1).any())

@@ -12,13 +12,13 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError
 from wqk.families import AttentionPlan
 from wqk.model import Model
-from wqk.sameness import configured, mismatches
+from wqk.sameness import block_settings, mismatches
+from wqk.sameness.block_weights import BlockWeights
 from wqk.sameness.blocks import Scoring, positions
+from wqk.sameness.circuits import CIRCUITS, SCORES, PlanPair, scorings, sides_of
 from wqk.sameness.comparisons import BlockComparison
-from wqk.sameness.contents import compare_stored
 from wqk.sameness.diagnosis import cause_of_circuit
 from wqk.sameness.edits import Take
-from wqk.sameness.expected import Expected
 from wqk.sameness.finders.quantized import find_groups
 from wqk.sameness.form_causes import CircuitDifference, comparable, identical, measure, signature
 from wqk.sameness.mismatches import Kind, Mismatch
@@ -26,8 +26,8 @@ from wqk.sameness.missing_tensors import cause_of_missing
 from wqk.sameness.positions import named_settings, undecided_positions
 from wqk.sameness.quantization import coded_otherwise
 from wqk.sameness.repairs import Change
+from wqk.sameness.stored_tensors import compare_stored
 from wqk.sameness.tolerances import RESOLUTION, SUSPECT
-from wqk.sameness.weights import CIRCUITS, SCORES, PlanPair, scorings, sides_of
 
 
 class Signatures:
@@ -41,7 +41,7 @@ class Signatures:
         """Add the signatures of a pair of blocks."""
         self._known[number, circuit] = [signature(each).astype(np.float32) for each in scorings]
 
-    def alike(self, reference: int, candidate: int, circuit: str, least: float) -> bool:
+    def are_alike(self, reference: int, candidate: int, circuit: str, least: float) -> bool:
         """Return whether the heads of two blocks have the same form, by their signatures."""
         of_reference = self._of_pair(reference, circuit)
         of_candidate = self._of_pair(candidate, circuit)
@@ -120,7 +120,7 @@ class BlockMeasurement:
 
     def _differences_next_to_weights(self) -> Iterator[Mismatch]:
         """Yield settings and sinks that differ, and tensors that the candidate lacks."""
-        yield from configured.other_settings(self.models, self.pair)
+        yield from block_settings.other_settings(self.models, self.pair)
         yield from named_settings(self.models, self.pair)
         missing = cause_of_missing(self.pair, self.models)
         if missing is not None:
@@ -144,7 +144,7 @@ class BlockMeasurement:
         counts = len(reference.query.weight), len(candidate.query.weight)
         if counts[0] == counts[1]:
             return True
-        restored = configured.form_restored(self.models, self.pair)
+        restored = block_settings.form_restored(self.models, self.pair)
         cause = mismatches.setting(
             "number of heads",
             f"{counts[0]} of width {reference.width}",
@@ -189,7 +189,7 @@ class BlockMeasurement:
         query = Part(self.pair[1].query.tensor, ((0, 1),))
         if not self.checkpoints[1].regrouping(query):
             return []
-        expected = Expected(self.checkpoints, self.pair)
+        expected = BlockWeights(self.checkpoints, self.pair)
         findings = [find_groups(weights) for weights in expected.pairs if weights.is_matrix]
         return [expected.mismatch(finding) for finding in findings if finding is not None]
 

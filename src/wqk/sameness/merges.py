@@ -19,13 +19,14 @@ from wqk.attention.rounding import ROUNDING, rounding_in
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.adapters import AdaptedCheckpoint, DoraUpdate, module_of, unrounded
 from wqk.checkpoints.checkpoint import View
+from wqk.sameness.circuits import SCORES
 from wqk.sameness.comparisons import Cause
 from wqk.sameness.decomposed_merges import wrong_merge
 from wqk.sameness.edits import Edit, Take
 from wqk.sameness.lora_merges import FittedMerge, MergeScale, fit_merge, mistake_of, unmerged
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.origins import numbers_of
-from wqk.sameness.repairs import Change, merged
+from wqk.sameness.repairs import Change, merged_steps
+from wqk.sameness.tensor_names import numbers_of
 from wqk.sameness.tolerances import (
     BESIDE_ADAPTER,
     CHANCE,
@@ -34,7 +35,6 @@ from wqk.sameness.tolerances import (
     LEAST_SHARE,
     SAFETY,
 )
-from wqk.sameness.weights import SCORES
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
             "method": method,
             "mistake": mistake,
         }
-        steps = merged(Change((member.stored,), member.edit) for member in members)
+        steps = merged_steps(Change((member.stored,), member.edit) for member in members)
         modules = ", ".join(dict.fromkeys(member.module for member in members))
         reason = f"the adapter ({method}) is {mistake} in {modules}"
         mismatch = Mismatch(Kind.ADAPTER, reason, steps, facts=facts)

@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wqk.sameness.repairs import Step, merged, program
+from wqk.sameness.repairs import Step, merged_steps, program
 from wqk.sameness.round_factors import round_factor
-from wqk.sameness.tolerances import CLOSE, DIFFERENT, NEARLY, ROUNDING_OF_FACTORS, SAME
+from wqk.sameness.tolerances import (
+    CLOSE_BELOW,
+    DIFFERENT_ABOVE,
+    NEARLY,
+    ROUNDING_OF_FACTORS,
+    SAME_SHARE,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,7 +119,7 @@ class Mismatch:
     @property
     def repair(self) -> str:
         """Code that undoes the change; empty where none is known."""
-        return program(merged(self.steps))
+        return program(merged_steps(self.steps))
 
     @property
     def unexplained(self) -> bool:
@@ -210,7 +216,7 @@ def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mi
     """
     low, high = min(factors), max(factors)
     facts: dict[str, Any] = {"factors": tuple(map(float, factors)), "width": width}
-    if high - low > SAME * abs(high):
+    if high - low > SAME_SHARE * abs(high):
         reason = f"{Kind.SCALED}, each head by a factor of its own"
         return Mismatch(Kind.SCALED, reason, facts=facts)
     fitted = sum(factors) / len(factors)
@@ -229,9 +235,9 @@ def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mi
 def _root(factor: float, width: int) -> str:
     """Name a factor that is the root of a width, or its inverse; empty for other factors."""
     root = math.sqrt(width)
-    if math.isclose(factor, root, rel_tol=SAME):
+    if math.isclose(factor, root, rel_tol=SAME_SHARE):
         return f"√{width}"
-    return f"1/√{width}" if math.isclose(factor, 1 / root, rel_tol=SAME) else ""
+    return f"1/√{width}" if math.isclose(factor, 1 / root, rel_tol=SAME_SHARE) else ""
 
 
 def setting(name: str, expected: Any, actual: Any, steps: Sequence[Step] = ()) -> Mismatch:
@@ -267,9 +273,9 @@ def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
         reason = f"{Kind.UNKNOWN}: relative distance {size} in {_counted(far)}{within or ' alone'}"
         return Mismatch(Kind.UNKNOWN, reason, heads=tuple(far), facts={"size": high})
     kind = Kind.UNKNOWN
-    if low > DIFFERENT:
+    if low > DIFFERENT_ABOVE:
         kind = Kind.DIFFERENT
-    elif high < CLOSE:
+    elif high < CLOSE_BELOW:
         kind = Kind.CLOSE
     title = f"{Kind.CLOSE}, but {Kind.UNKNOWN}" if kind is Kind.CLOSE else str(kind)
     reason = f"{title}: relative distance {size} in all heads"

@@ -10,11 +10,11 @@ from wqk.checkpoints.checkpoint import Overlay
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.circuits import PlanPair
 from wqk.sameness.edits import Take
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Change
-from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import PlanPair
+from wqk.sameness.tensor_names import title_in_block
 
 
 class CompletedBlock(NamedTuple):
@@ -30,7 +30,7 @@ def cause_of_missing(pair: PlanPair, models: Sequence[Model]) -> Mismatch | None
     sources = _sources(pair, models)
     if not sources:
         return None
-    titles = ", ".join(dict.fromkeys(map(short, sources)))
+    titles = ", ".join(dict.fromkeys(map(title_in_block, sources)))
     facts = {"tensors": dict.fromkeys(sources, "norm")}
     steps = (Change(tuple(sources), Take()),)
     return Mismatch(Kind.MISSING, f"{titles}: {Kind.MISSING}", steps, facts=facts)
@@ -107,7 +107,7 @@ def missing_in_both(models: Sequence[Model], pairs: Sequence[PlanPair]) -> Itera
     titles: dict[str, None] = {}
     for pair in pairs:
         if pair[0].missing and pair[1].missing:
-            titles |= dict.fromkeys(map(short, pair[0].missing))
+            titles |= dict.fromkeys(map(title_in_block, pair[0].missing))
     if titles:
         name = models[0].checkpoint.config.get("model_type", "this type")
         yield (

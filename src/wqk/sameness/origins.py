@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
-from wqk.sameness.contents import compare_stored
+from wqk.sameness.stored_tensors import compare_stored
+from wqk.sameness.tensor_names import numbers_of, pattern_of
 from wqk.sameness.tolerances import NEAR_SKETCH
 
 # Numbers of the first row that a sketch is made of, and the length of a sketch.
@@ -104,28 +105,6 @@ class NumberPair(NamedTuple):
     place: int
     target: int
     source: int
-
-
-def pattern_of(name: str) -> str:
-    """Return a name without its numbers.
-
-    Examples
-    --------
-    >>> pattern_of("layers.12.mlp.experts.3.w1.weight")
-    'layers.*.mlp.experts.*.w1.weight'
-    """
-    return ".".join("*" if word.isdigit() else word for word in name.split("."))
-
-
-def numbers_of(name: str) -> list[int]:
-    """Return the numbers of layers and experts in a name.
-
-    Examples
-    --------
-    >>> numbers_of("layers.12.mlp.experts.3.w1.weight")
-    [12, 3]
-    """
-    return [int(word) for word in name.split(".") if word.isdigit()]
 
 
 def find_origins(

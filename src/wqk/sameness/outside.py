@@ -16,25 +16,16 @@ from typing import NamedTuple
 from wqk.checkpoints import Part
 from wqk.checkpoints.files import PLAIN
 from wqk.model import Model
+from wqk.sameness.all_tensors import compare_tensors
+from wqk.sameness.circuits import VALUES, PlanPair, form_parts
 from wqk.sameness.comparisons import BlockComparison
-from wqk.sameness.contents import (
-    ATTENTION,
-    MIXER,
-    NUMBERS,
-    OTHER,
-    LayerPrefixes,
-    Outcome,
-    StoredComparison,
-    TensorComparison,
-    compare_stored,
-    compare_tensors,
-    find_by_layer,
-    stray_entries,
-)
+from wqk.sameness.contents import LayerPrefixes, find_by_layer
+from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.positions import is_guessed
+from wqk.sameness.stored_tensors import StoredComparison, compare_stored, stray_entries
+from wqk.sameness.tensor_names import NUMBERS
 from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
-from wqk.sameness.tolerances import MOST
-from wqk.sameness.weights import VALUES, PlanPair, form_parts
+from wqk.sameness.tolerances import MAJORITY
 
 # Outcomes of tensors that only one of the two models has.
 UNPAIRED = frozenset({Outcome.MISSING, Outcome.ADDED})
@@ -289,7 +280,7 @@ def _with_stray_entries(differing: Mapping[str, StoredComparison]) -> Iterator[s
     for name, mask in masks.items():
         is_vector = mask.shape[1] == 1
         if is_vector:
-            is_stray = mask.mean() < MOST and not has_changed_weights
+            is_stray = mask.mean() < MAJORITY and not has_changed_weights
         else:
             is_stray = stray_entries(mask) > 0
         if is_stray:

@@ -20,19 +20,17 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk._typing import Int
-from wqk.sameness.edits import (
+from wqk.sameness.axis_orders import (
     Axes,
-    Edit,
     Listed,
     Order,
     Periodic,
-    Permute,
     Reversed,
     Rolled,
     RotatedPart,
     Sections,
-    Then,
 )
+from wqk.sameness.edits import Edit, Permute, Then
 from wqk.sameness.mismatches import Kind
 
 # Explicit orders are printed up to this length.

@@ -16,10 +16,10 @@ import numpy as np
 from wqk.families.model_types import default_values
 from wqk.model import Model
 from wqk.sameness.blocks import Rows, Scoring
+from wqk.sameness.circuits import PlanPair
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Setting
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE
-from wqk.sameness.weights import PlanPair
 
 # Settings of rotary positions, by one of the keys that lead to them.
 OF_ROTATION = re.compile(r"(?i)rope|rotary|theta")

@@ -12,12 +12,12 @@ import numpy as np
 
 from wqk.attention.rounding import rounding_in
 from wqk.checkpoints import Checkpoint, TensorInfo
-from wqk.sameness.expected import Expected
+from wqk.sameness.block_weights import BlockWeights
+from wqk.sameness.circuits import SCORES, VALUES, PlanPair
 from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyond_half_step
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.tolerances import CORRESPONDING, FEW_BEYOND, SAME_FACTOR
 from wqk.sameness.weight_pairs import WeightPair
-from wqk.sameness.weights import SCORES, VALUES, PlanPair
 
 # The reasons of the two causes; numbers differ from tensor to tensor.
 BEYOND = f"{Kind.QUANTIZED}: many entries lie beyond half a step of their own scale"
@@ -30,11 +30,11 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
         return
     beyond: dict[str, dict[str, float]] = {}
     rescaled: dict[str, dict[str, float]] = {}
-    layout = Expected(checkpoints, pair)
-    for weights in layout.pairs:
-        source = layout.tensors[weights.name].source
-        is_turned = weights.layout.turned_first != weights.layout.turned_last
-        if not weights.is_matrix or is_turned or source not in checkpoints[0].tensors():
+    block = BlockWeights(checkpoints, pair)
+    for weights in block.pairs:
+        source = block.tensors[weights.name].source
+        is_stored = source in checkpoints[0].tensors()
+        if not weights.is_matrix or weights.layout.is_transposed or not is_stored:
             continue
         infos = checkpoints[0].info(source), checkpoints[1].info(weights.name)
         circuit = SCORES if weights.sides else VALUES
@@ -44,7 +44,7 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
         change = _change_of_scales(weights, infos)
         if change > SAME_FACTOR:
             rescaled.setdefault(circuit, {})[weights.name] = change
-    layout.clear()
+    block.clear()
     for circuit, shares in beyond.items():
         facts = {"circuit": circuit, "tensors": dict.fromkeys(shares, "weight"), "shares": shares}
         yield Mismatch(Kind.QUANTIZED, BEYOND, facts=facts)

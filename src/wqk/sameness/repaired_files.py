@@ -24,12 +24,12 @@ from wqk.checkpoints.checkpoint import View, by_plain_name
 from wqk.errors import CheckpointError, shown
 from wqk.model import Model
 from wqk.sameness.answer import CheckpointComparison
+from wqk.sameness.block_weights import BlockWeights, added_biases
+from wqk.sameness.circuits import PlanPair, form_parts
 from wqk.sameness.execution import Tensor, as_tensors, run
-from wqk.sameness.expected import Expected, added_biases
 from wqk.sameness.merges import adapted
 from wqk.sameness.repairs import Renumber
 from wqk.sameness.rewritten_files import TYPES, FileTensors, TensorLocation, places_in
-from wqk.sameness.weights import PlanPair, form_parts
 from wqk.sameness.written_repair import WrittenRepair
 
 
@@ -56,7 +56,7 @@ class ExpectedTensors(Mapping[str, Any]):
             for name in added_biases(pair):
                 self._pair_of.setdefault(name, pair)
         self._sources = {candidate: reference for reference, candidate in names.items()}
-        self._block: tuple[PlanPair, Expected] | None = None
+        self._block: tuple[PlanPair, BlockWeights] | None = None
         self.supplied: list[str] = []
 
     def __getitem__(self, name: str) -> Tensor:
@@ -64,7 +64,7 @@ class ExpectedTensors(Mapping[str, Any]):
         pair = self._pair_of.get(name)
         if pair is not None:
             if self._block is None or self._block[0] is not pair:
-                self._block = pair, Expected(self._checkpoints, pair)
+                self._block = pair, BlockWeights(self._checkpoints, pair)
             tensor = self._block[1].tensors.get(name)
             if tensor is not None:
                 return Tensor(tensor.expected.copy())

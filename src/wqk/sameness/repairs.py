@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from wqk.sameness.edits import Edit, Order, Take
+from wqk.sameness.axis_orders import Order
+from wqk.sameness.edits import Edit, Take
 
 # Columns of printed code.
 WIDTH = 100
@@ -343,7 +344,7 @@ def quoted(text: str) -> str:
 StepType = TypeVar("StepType", bound=Step)
 
 
-def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
+def merged_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Merge the steps of several causes into a shorter program of the same effect.
 
     Equal steps are kept once. The order is: settings, new numbers of layers, tensors that move (in

@@ -18,22 +18,23 @@ from wqk.sameness.alignment import Alignment, align
 from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.block_comparer import BlockComparer
 from wqk.sameness.both_models import open_both
+from wqk.sameness.circuits import PlanPair, form_parts
 from wqk.sameness.comparison_notes import formats_of_one_model, notes_on, settings_that_differ
 from wqk.sameness.comparisons import BlockComparison, Cause
-from wqk.sameness.contents import TensorComparison, paired_names
 from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import in_candidates_terms
 from wqk.sameness.layer_repairs import with_layer_repairs
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
+from wqk.sameness.outcomes import TensorComparison
 from wqk.sameness.outside import Scope, compare_outside
 from wqk.sameness.positions import GUESSED, is_guessed
 from wqk.sameness.repaired_files import require_local, write_repaired
 from wqk.sameness.reports import failure
 from wqk.sameness.tensor_causes import Explained, with_tensor_causes
-from wqk.sameness.turned_weights import with_turned_weights
+from wqk.sameness.tensor_names import paired_names
+from wqk.sameness.transposed_weights import with_transposed_weights
 from wqk.sameness.verdicts import Verdict
 from wqk.sameness.weighted_sums import with_parents
-from wqk.sameness.weights import PlanPair, form_parts
 from wqk.storage.references import HubFolder, check_options
 
 FREEDOMS = ("heads", "neurons", "stream")
@@ -273,10 +274,10 @@ def _explained(
         known=[*causes_of_merges, *fold_causes(models[0], names)],
         alone=(*alignment.missing, *alignment.added),
     )
-    blocks, tensors, causes_of_turned = with_turned_weights(
+    blocks, tensors, causes_of_transposed = with_transposed_weights(
         models[1], alignment.pairs, explained.blocks, explained.tensors
     )
-    return Explained(blocks, tensors, (*causes_of_turned, *explained.causes))
+    return Explained(blocks, tensors, (*causes_of_transposed, *explained.causes))
 
 
 def _with_layer_repairs(

@@ -25,8 +25,9 @@ from wqk.families import Composed, Norm, Projection
 from wqk.families.naming import EMBEDDING_NAMES, embedding_table
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.tensor_roles import layer_of, names_in_forms
-from wqk.sameness.tolerances import SAME, TURNED
+from wqk.sameness.tensor_names import layer_prefix
+from wqk.sameness.tensor_roles import names_in_forms
+from wqk.sameness.tolerances import ROTATED, SAME_SHARE
 
 
 class StreamWeight(NamedTuple):
@@ -139,13 +140,13 @@ class Turned(View):
         gains_by_layer: dict[str, list[str]] = {}
         for name in self._names:
             if tensors[name].shape in shapes and not name.endswith("bias"):
-                gains_by_layer.setdefault(layer_of(name), []).append(name)
+                gains_by_layer.setdefault(layer_prefix(name), []).append(name)
         for name in self._names:
             shape = tensors[name].shape
             reads = len(shape) > 1 and shape[-1:] in shapes
             if not reads or name in formed or EMBEDDING_NAMES.fullmatch(name):
                 continue
-            gains_of_layer = gains_by_layer.get(layer_of(name), [])
+            gains_of_layer = gains_by_layer.get(layer_prefix(name), [])
             unformed = [gain for gain in gains_of_layer if gain not in formed]
             candidates = unformed or gains_of_layer
             if len(candidates) == 1:
@@ -156,7 +157,7 @@ class Turned(View):
         tensors = self.inner.tensors()
         for gain in sorted({*gain_by_reader.values()}):
             is_centered = f"{gain.removesuffix('weight')}bias" in tensors
-            if is_centered or np.allclose(*self._gains(gain), rtol=SAME):
+            if is_centered or np.allclose(*self._gains(gain), rtol=SAME_SHARE):
                 continue
             turns = {
                 name: StreamTurn(len(tensors[name].shape) - 1, gain)
@@ -296,7 +297,9 @@ def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
     weights = [weight for weight in _stream_weights(models[0]) if weight.gain]
     if not weights:
         return None, []
-    if any(layer_of(weight.projection.tensor) != layer_of(weight.gain) for weight in weights):
+    if any(
+        layer_prefix(weight.projection.tensor) != layer_prefix(weight.gain) for weight in weights
+    ):
         return None, []
     view = Turned(models, names)
     if not view.changed:
@@ -311,7 +314,7 @@ def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
 
 def allowed(*infos: TensorInfo) -> float:
     """Largest distance of a tensor from the turned one that rounding explains, relative to it."""
-    return TURNED + 2 * max(ROUNDING.get(info.dtype, ROUNDING["F8_E5M2"]) for info in infos)
+    return ROTATED + 2 * max(ROUNDING.get(info.dtype, ROUNDING["F8_E5M2"]) for info in infos)
 
 
 def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
@@ -340,7 +343,7 @@ def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
             None,
             f"no one rotation turns the embeddings into the others ({distance:.2g} is left)",
         )
-    if np.abs(rotation - np.eye(width)).max() < TURNED:
+    if np.abs(rotation - np.eye(width)).max() < ROTATED:
         return None, "the streams have the same coordinates"
     view = Turned(models, names, rotation, table)
     description = f"is turned by one orthogonal matrix ({width} × {width})"

@@ -14,17 +14,17 @@ from typing import NamedTuple
 from wqk.families import AttentionPlan, Place
 from wqk.families.model_types import default_values
 from wqk.model import Model
+from wqk.sameness.circuits import PlanPair
 from wqk.sameness.comparisons import BlockComparison, Cause
-from wqk.sameness.contents import Outcome, TensorComparison
 from wqk.sameness.edits import Take
 from wqk.sameness.layers import alone_prefixes, moved_prefixes, with_tensors_of_layers
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.outcomes import Outcome, TensorComparison
 from wqk.sameness.outside import UNPAIRED
 from wqk.sameness.quantization import BEYOND, RESCALED
-from wqk.sameness.repairs import Change, Exchange, merged
+from wqk.sameness.repairs import Change, Exchange, merged_steps
 from wqk.sameness.tensor_findings import TensorFinding, TensorSearch
 from wqk.sameness.verdicts import Verdict
-from wqk.sameness.weights import PlanPair
 
 # Heads over the vocabulary, which lie outside of layers.
 HEAD = re.compile(r"^(?:[a-z_]+\.)*(?:lm_head|embed_out|output)\.weight$")
@@ -227,7 +227,7 @@ def _joined(findings: Iterable[TensorFinding]) -> list[Cause]:
         groups.setdefault((finding.kind, finding.reason), []).append(finding)
     causes = []
     for (kind, reason), members in groups.items():
-        steps = merged(step for finding in members for step in finding.steps)
+        steps = merged_steps(step for finding in members for step in finding.steps)
         tensors = tuple(name for finding in members for name in finding.tensors)
         facts = {"tensors": dict.fromkeys(tensors, "tensor"), **members[0].facts}
         causes.append(Cause(Mismatch(kind, reason, steps, facts=facts), (), tensors))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,51 +19,37 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
 from wqk.checkpoints.checkpoint import as_number
 from wqk.errors import CheckpointError
-from wqk.sameness.contents import compare_stored
+from wqk.sameness.axis_orders import Listed, Order
 from wqk.sameness.edits import (
     Edit,
     ExchangeLastAxes,
     FirstRows,
-    Listed,
-    Logarithm,
-    Offset,
-    Order,
     Permute,
-    Scale,
     Take,
     Transpose,
 )
 from wqk.sameness.execution import ProgramTensors, run
-from wqk.sameness.finders.vectors import order_of_entries
 from wqk.sameness.matching import permutation, same_numbers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.origins import Origin, find_origins
-from wqk.sameness.permutations import Sizes, name_permutation
+from wqk.sameness.permutations import name_permutation
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
-from wqk.sameness.round_factors import fit_factor
-from wqk.sameness.tensor_roles import layer_of
+from wqk.sameness.stored_tensors import compare_stored
+from wqk.sameness.tensor_edits import SIZES, EditFound, _edit_of, _is_transposed
+from wqk.sameness.tensor_names import layer_prefix, title_in_block, title_in_layer
 from wqk.sameness.tolerances import (
     ALIKE,
     INITIALIZER_RANGE,
-    LEAST_OFFSET,
-    LEFT,
     MOST_CHANCE,
-    SAME_FACTOR,
     TINY,
-    WHOLE,
 )
-from wqk.sameness.weight_pairs import short
 
 # Tensors with more numbers are not searched for orders of rows and columns.
 LARGEST = 1 << 28
-# Entries whose median difference is a constant that may have been added.
-SAMPLED = 1 << 16
 # Experts and layers that a reason lists.
 LISTED = 16
 # Tensors of a module whose rows are searched together, at most.
 TOGETHER = 4
-# Numbers by which orders of rows are named: rows of feed-forward networks make no heads.
-SIZES = Sizes(2, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -87,29 +73,6 @@ class TensorFinding:
     tensors: tuple[str, ...]
     steps: tuple[Step, ...] = field(default=(), hash=False)
     facts: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
-
-
-class EditFound(NamedTuple):
-    """An edit that makes a tensor the expected one, with the cause and numbers behind it."""
-
-    kind: Kind
-    description: str
-    edit: Edit
-    facts: Mapping[str, Any] = {}
-
-
-def title_of(name: str) -> str:
-    """Return the part of a tensor's name that layers have in common, shortened.
-
-    Examples
-    --------
-    >>> title_of("model.layers.3.mlp.gate_proj.weight"), title_of("lm_head.weight")
-    ('gate_proj', 'lm_head')
-    """
-    parts = [part for part in name.split(".") if not part.isdigit()]
-    if parts[-1] == "weight" and len(parts) > 1:
-        return parts[-2]
-    return ".".join(parts[-2:])
 
 
 class TensorSearch:
@@ -170,7 +133,7 @@ class TensorSearch:
         checkpoints = self._reference, self._candidate
         stored = self._reference.tensors()
         for name, candidate_name in self._names.items():
-            layer = layer_of(name)
+            layer = layer_prefix(name)
             source = layers.get(layer, "") + name.removeprefix(layer)
             if layer not in layers or source not in stored:
                 continue
@@ -208,7 +171,7 @@ class TensorSearch:
             stored = self._name_of_missing(name)
             if stored is not None and stored not in self._candidate.tensors():
                 steps = (Change((stored,), Take()),)
-                reason = f"{title_of(name)}: {Kind.MISSING}"
+                reason = f"{title_in_layer(name)}: {Kind.MISSING}"
                 yield TensorFinding(Kind.MISSING, reason, (name,), steps)
 
     def _name_of_missing(self, name: str) -> str | None:
@@ -236,7 +199,7 @@ class TensorSearch:
         if finding is None:
             return None
         steps = (Change((self._names[name],), finding.edit),)
-        reason = f"{title_of(name)}: {finding.description}"
+        reason = f"{title_in_layer(name)}: {finding.description}"
         return TensorFinding(finding.kind, reason, (name,), steps, finding.facts)
 
     def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
@@ -288,7 +251,7 @@ class TensorSearch:
             rows = named.edit.order
         stored = tuple(self._names[name] for name in names)
         lengths = tuple(len(reference) for reference, _ in arrays)
-        titles = " and ".join(map(title_of, names))
+        titles = " and ".join(map(title_in_layer, names))
         pieces = 1 + int((np.diff(order) != 1).sum())
         reason = (
             f"rows of {titles} lie in another order: in {pieces} pieces, as if shards had been "
@@ -304,7 +267,7 @@ class TensorSearch:
         if _is_transposed(expected, actual):
             edit: Edit = Transpose() if expected.ndim == 2 else ExchangeLastAxes()
             shapes = f"{actual.shape} instead of {expected.shape}"
-            reason = f"{title_of(name)}: stored transposed, {shapes}"
+            reason = f"{title_in_layer(name)}: stored transposed, {shapes}"
             steps = (Change((self._names[name],), edit),)
             return TensorFinding(Kind.TRANSPOSED, reason, (name,), steps)
         if not expected.ndim or expected.shape[1:] != actual.shape[1:]:
@@ -325,7 +288,7 @@ class TensorSearch:
         steps: tuple[Step, ...] = (Change((self._names[name],), edit),)
         vocabulary = self._reference.config.get("vocab_size")
         if expected != vocabulary:
-            return TensorFinding(Kind.RESIZED, f"{title_of(name)}: {counts}", (name,), steps)
+            return TensorFinding(Kind.RESIZED, f"{title_in_layer(name)}: {counts}", (name,), steps)
         if self._candidate.config.get("vocab_size") != vocabulary:
             steps = (Setting(("vocab_size",), vocabulary), *steps)
         return TensorFinding(Kind.RESIZED, f"resized vocabulary: {counts}", (name,), steps)
@@ -345,7 +308,7 @@ def _reason_of(origins: Sequence[Origin], is_permutation: bool) -> tuple[Kind, s
     if first.of_layers:
         moves = _moves(origins, "layer {} has those of layer {}")
         return Kind.LAYER, f"{Kind.LAYER} ({_titles(origins)}): {moves}"
-    target, source = short(first.target), short(first.source)
+    target, source = title_in_block(first.target), title_in_block(first.source)
     if is_permutation:
         return Kind.TENSOR, f"{target} and {source} have changed places"
     return Kind.TENSOR, f"{target} holds {source} of the original"
@@ -361,7 +324,7 @@ def _move_of(target: str, source: str, is_permutation: bool) -> str:
 
 def _titles(origins: Sequence[Origin]) -> str:
     """Return the titles of tensors that moved, each once."""
-    return ", ".join(dict.fromkeys(title_of(origin.target) for origin in origins))
+    return ", ".join(dict.fromkeys(title_in_layer(origin.target) for origin in origins))
 
 
 def _moves(origins: Sequence[Origin], phrase: str) -> str:
@@ -372,115 +335,6 @@ def _moves(origins: Sequence[Origin], phrase: str) -> str:
     if len(moves) > LISTED:
         phrases.append("…")
     return ", ".join(phrases)
-
-
-def _edit_of(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
-    """Find the edit of one tensor that has the expected shape."""
-    if not np.isfinite(actual).all():
-        return None
-    if not actual.any():
-        return EditFound(Kind.ZERO, str(Kind.ZERO), Take())
-    if np.ptp(actual) == 0 and actual.size > 1:
-        return EditFound(Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take())
-    finding = _arithmetic(expected, actual)
-    if finding is not None:
-        return finding
-    if _is_transposed(expected, actual):
-        if expected.ndim == 2:
-            return EditFound(Kind.TRANSPOSED, "stored transposed", Transpose())
-        description = "stored with the last two axes exchanged"
-        return EditFound(Kind.TRANSPOSED, description, ExchangeLastAxes())
-    for axis in range(expected.ndim):
-        order = _order_along(expected, actual, axis)
-        if order is not None:
-            return _named_order(order, axis, expected.ndim)
-    return None
-
-
-def _arithmetic(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
-    """Find an operation on each number: a constant added, a factor, an exponential."""
-    offset = _added_constant(expected, actual)
-    if offset is not None:
-        return offset
-    factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
-    if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
-        fit = fit_factor(expected, actual)
-        description = f"scaled by {fit.factor:.4g}"
-        return EditFound(Kind.SCALED, description, Scale(fit.factor), fit.facts())
-    for sign, exponential in ((-1, "−exp"), (1, "exp")):
-        # The first row rules most tensors out.
-        is_exponential = _is_exponential(expected[:1], actual[:1], sign)
-        if is_exponential and _is_exponential(expected, actual, sign):
-            description = f"{Kind.EXPONENTIAL}, {exponential} of it"
-            return EditFound(Kind.EXPONENTIAL, description, Logarithm(sign < 0))
-    return None
-
-
-def _added_constant(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
-    """Find a constant that was added to each number."""
-    stride = max(1, actual.size // SAMPLED)
-    step = float(np.median((actual - expected).ravel()[::stride]))
-    if abs(step) <= LEAST_OFFSET or not _is_offset(expected, actual, step):
-        return None
-    is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
-    constant = round(step) if is_whole else step
-    verb = "added" if step > 0 else "subtracted"
-    return EditFound(Kind.OFFSET, f"{abs(constant):g} was {verb}", Offset(-constant))
-
-
-def _is_exponential(expected: np.ndarray, actual: np.ndarray, sign: int) -> bool:
-    """Return whether an array is the exponential of the expected one, of either sign."""
-    with np.errstate(over="ignore"):
-        exponential = sign * np.exp(expected)
-    return bool(np.isfinite(exponential).all()) and same_numbers(exponential, actual)
-
-
-def _is_offset(expected: np.ndarray, actual: np.ndarray, step: float) -> bool:
-    """Return whether a constant explains a difference: most of it, not its rounding alone."""
-    remainder = np.linalg.norm(actual - expected - step)
-    explains = remainder <= LEFT * np.linalg.norm(actual - expected)
-    return bool(explains) and same_numbers(expected + step, actual)
-
-
-def _order_along(expected: np.ndarray, actual: np.ndarray, axis: int) -> np.ndarray | None:
-    """Return the entries along an axis that make the expected array; None if there are none."""
-    if expected.ndim == 1:
-        return order_of_entries(expected, actual)
-    if expected.shape[axis] < 2:
-        return None
-    rows = [
-        np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (expected, actual)
-    ]
-    return permutation(rows[0], rows[1], ALIKE)
-
-
-def _named_order(order: np.ndarray, axis: int, axes: int) -> EditFound:
-    """Return the edit of entries along an axis that lie in another order."""
-    is_last = axis == axes - 1
-    kind = Kind.COLUMNS if is_last and axes > 1 else Kind.ROWS
-    entries = f"entries along axis {axis}"
-    if axes == 1:
-        entries = "entries"
-    elif axis == 0:
-        entries = "rows"
-    elif is_last and axes == 2:
-        entries = "columns"
-    named = name_permutation(order, SIZES)
-    if named is None or not isinstance(named.edit, Permute):
-        edit = Permute(axis, Listed(tuple(order.tolist())))
-        return EditFound(kind, f"{entries} in another order", edit)
-    predicate = named.description
-    if not predicate.startswith("lie"):
-        predicate = f"in another order: {predicate}"
-    return EditFound(kind, f"{entries} {predicate}", Permute(axis, named.edit.order))
-
-
-def _is_transposed(expected: np.ndarray, actual: np.ndarray) -> bool:
-    """Return whether an array is the expected one with its last two axes exchanged."""
-    if expected.ndim < 2 or expected.ndim != actual.ndim:
-        return False
-    turned = actual.swapaxes(-1, -2)
-    return turned.shape == expected.shape and same_numbers(expected, turned)
 
 
 def _description_of_rows(first: np.ndarray, added: np.ndarray) -> str:

@@ -13,8 +13,9 @@ from wqk.checkpoints import Part, TensorInfo
 from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.naming import without_numbers
 from wqk.model import Model
-from wqk.sameness.contents import ATTENTION, MIXER, OTHER
-from wqk.sameness.weights import form_parts
+from wqk.sameness.circuits import form_parts
+from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER
+from wqk.sameness.tensor_names import layer_prefix
 
 # Modules that mix tokens without a softmax.
 MIXERS = re.compile(
@@ -37,30 +38,13 @@ MASK_AXES = 4
 # Scales of quantized weights, after the weight's name.
 QUANTIZED = re.compile(r"_scale(?:_inv)?$")
 FEED_FORWARD = re.compile(r"(?:^|[._])(?:mlp|ffn|ff|feed_forward|experts?|moe)(?:[._]|$)")
-# A name up to its first number.
-LAYER = re.compile(r".*?\.\d+\.")
 
 RowRange = tuple[int, int]
 
 
-# -- names -------------------------------------------------------------------------------------
-
-
-def layer_of(name: str) -> str:
-    """Return a name up to its first number; empty without one.
-
-    Examples
-    --------
-    >>> layer_of("model.layers.3.mlp.up_proj.weight"), layer_of("lm_head.weight")
-    ('model.layers.3.', '')
-    """
-    match = LAYER.match(name)
-    return match[0] if match else ""
-
-
 def _child(name: str) -> str:
     """Return the first word of a name below its layer."""
-    return name.removeprefix(layer_of(name)).partition(".")[0]
+    return name.removeprefix(layer_prefix(name)).partition(".")[0]
 
 
 def _module(plan: AttentionPlan) -> str:
@@ -129,14 +113,14 @@ def _names(model: Model) -> _Names:
     modules = {_module(plan) for plan in model.plans}
     modules |= {f"{name.rpartition('.')[0]}." for name in _unread(model)}
     modules -= {""}
-    layers = frozenset(layer_of(name) for name in modules) - {""}
+    layers = frozenset(layer_prefix(name) for name in modules) - {""}
     return _Names(
         formed=formed,
         mixing=frozenset(names_in_forms(model.mixers)),
         modules=tuple(sorted(modules)),
         layers=layers,
         layer_kinds=frozenset(map(without_numbers, layers)),
-        children=frozenset(_child(name) for name in tensors if layer_of(name) in layers),
+        children=frozenset(_child(name) for name in tensors if layer_prefix(name) in layers),
         formed_children=frozenset(map(_child, formed)),
     )
 
@@ -163,7 +147,7 @@ def _is_derived(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
 
 def _role(name: str, names: _Names) -> str:
     """Return the role of a tensor outside the forms."""
-    layer = layer_of(name)
+    layer = layer_prefix(name)
     child = _child(name)
     lies_in_attention = name.startswith(names.modules)
     feeds_forward = FEED_FORWARD.search(name) is not None

@@ -23,7 +23,7 @@ TINY = 1e-30
 SUSPECT = 0.5
 # Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
 # share next to nothing (√2 for independent ones).
-CLOSE, DIFFERENT = 0.3, 0.9
+CLOSE_BELOW, DIFFERENT_ABOVE = 0.3, 0.9
 # The factor from which on a block lies farther from its reference without an edit than with it.
 FARTHER = 2.0
 # The share of the tolerance beyond which a head is not called equal next to heads that differ.
@@ -31,7 +31,7 @@ NEARLY = 0.5
 # Frequencies of rotary positions, which files and programs compute in float32.
 SAME_FREQUENCY = 1e-6
 # Largest distance of vectors from the turned ones, besides rounding: what sums in float32 lose.
-TURNED = 1e-5
+ROTATED = 1e-5
 
 # -- quantized weights and adapters --------------------------------------------------------------
 
@@ -73,7 +73,7 @@ LEAST_OFFSET, WHOLE = 1e-6, 1e-2
 ALIKE, QUANTIZED_ALIKE = 0.999, 0.9
 # Numbers are the same up to this share of the largest, and factors up to this share: the rounding
 # of bfloat16 is .4 %.
-SAME = 1e-2
+SAME_SHARE = 1e-2
 # Ratios of two tensors as they are stored, that differ by less than this, are one factor.
 SAME_FACTOR = 1e-3
 # Equal rows are equal to this in single precision.
@@ -86,21 +86,21 @@ DEVIATIONS_OF_FACTOR, CHANCE_OF_ROUND = 3.0, 0.05
 ROUNDING_OF_FACTORS = 2.0**-24
 # Factors and offsets of many groups leave at most this share of the distance that they explain:
 # fitted to noise, they leave nearly all of it.
-LEFT = 0.5
+UNEXPLAINED_BY_FACTORS = 0.5
 # An order of a vector's entries leaves at most this share of the distance that it explains.
-OF_ORDER = 0.1
+UNEXPLAINED_BY_ORDER = 0.1
 # Number of rows that are fitted first. All rows are fitted if at most this share of the first is
 # left: of unrelated weights of one size, .7 is left.
-SCREENED, FITS = 64, 0.6
+SCREENED, RESIDUAL_OF_SAMPLE = 64, 0.6
 # A change of coordinates, or of a head, changes most of its entries or rows; one of single entries
 # does not.
-MOST = 0.5
+MAJORITY = 0.5
 # Columns belong to other groups if their squares are left with this share.
-REGROUPED = 0.7
+LEFT_BY_REGROUPING = 0.7
 # Whole numbers lie at most so far from what was rounded: a half, and what a fitted factor is off.
-HALF = 0.75
+INTEGER_SLACK = 0.75
 # Singular values below this share of the largest are the rounding of float32.
-RANK = 1e-4
+RANK_FLOOR = 1e-4
 
 # -- weighted sums -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from wqk.sameness.blocks import MANY
 from wqk.sameness.edits import Edit, Take, Viewed
 from wqk.sameness.lora_merges import MergeScale
 from wqk.sameness.matching import (
-    in_place,
+    are_in_place,
     lacks_rows,
     largest,
     permutation,
@@ -31,7 +31,8 @@ from wqk.sameness.matching import (
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Sizes
 from wqk.sameness.repairs import Recut
-from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME
+from wqk.sameness.tensor_names import title_in_block
+from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME_SHARE
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class AdapterEffect(NamedTuple):
         Whether the adapter is the reference's.
     factors
         The factors of an update of LoRA.
-    turned
+    is_transposed
         Whether the weight is the stored tensor transposed.
     update
         The update of an adapter of DoRA.
@@ -109,7 +110,7 @@ class AdapterEffect(NamedTuple):
     scale: MergeScale
     in_reference: bool
     factors: LoraFactors | None = None
-    turned: bool = False
+    is_transposed: bool = False
     update: DoraUpdate | None = None
 
     def of_rows(self, rows: np.ndarray) -> AdapterEffect:
@@ -123,19 +124,34 @@ class AdapterEffect(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The shape of a stored tensor, and how it is turned into a matrix as in ``nn.Linear``."""
+    """The shape of a stored tensor, and the way to a matrix (outputs, inputs) as in ``nn.Linear``.
+
+    Attributes
+    ----------
+    shape
+        The stored shape; more than two axes if heads have an axis of their own.
+    exchanges_axes
+        Whether the last two axes are exchanged first. All axes but the last then become rows.
+    transposes
+        Whether this matrix is transposed at the end, as for outputs.
+    """
 
     shape: tuple[int, ...]
-    turned_first: bool = False  # whether the last two axes are exchanged
-    turned_last: bool = False  # whether the matrix is then transposed
+    exchanges_axes: bool = False
+    transposes: bool = False
+
+    @property
+    def is_transposed(self) -> bool:
+        """True if the rows of the matrix are columns of the stored tensor."""
+        return self.exchanges_axes != self.transposes
 
     def as_stored(self, edit: Edit) -> Edit:
         """Return the edit of the stored tensor, given that of the matrix or vector."""
         if isinstance(edit, Take) or len(self.shape) < 2:
             return edit
         if len(self.shape) == 2:
-            return edit.turned() if self.turned_first != self.turned_last else edit
-        return Viewed(self.shape, self.turned_first, self.turned_last, edit)
+            return edit.for_transposed() if self.is_transposed else edit
+        return Viewed(self.shape, self.exchanges_axes, self.transposes, edit)
 
 
 MATRIX = Layout(())
@@ -188,7 +204,7 @@ class WeightPair:
     ... )
     >>> pair.likeness.tolist()  # the last is zero in both
     [1.0, 0.0, 1.0]
-    >>> pair.heads, pair.turned.heads  # columns of outputs make heads
+    >>> pair.heads, pair.transposed.heads  # columns of outputs make heads
     (0, 2)
     """
 
@@ -214,7 +230,7 @@ class WeightPair:
     @property
     def title(self) -> str:
         """The name, shortened."""
-        return short(self.name)
+        return title_in_block(self.name)
 
     @property
     def is_matrix(self) -> bool:
@@ -227,12 +243,12 @@ class WeightPair:
         return not self.role.fused and self.role.part == "weight" and self.role.side in SCORED
 
     @property
-    def alike(self) -> float:
+    def least_cosine(self) -> float:
         """The least cosine of equal rows."""
         return QUANTIZED_ALIKE if self.grid else ALIKE
 
     @cached_property
-    def turned(self) -> WeightPair:
+    def transposed(self) -> WeightPair:
         """The transposed pair; columns of the output weight make heads."""
         return replace(
             self,
@@ -266,7 +282,7 @@ class WeightPair:
     @cached_property
     def rows_in_place(self) -> bool:
         """True if each actual row has the direction of the expected row."""
-        return in_place(self.expected, self.actual, self.alike)
+        return are_in_place(self.expected, self.actual, self.least_cosine)
 
     @cached_property
     def row_order(self) -> np.ndarray | None:
@@ -274,9 +290,9 @@ class WeightPair:
         if self.rows_in_place:
             return None
         sample = sketch(self.expected[screened(self.expected)])
-        if lacks_rows(sample, self.sketch_of_actual, self.alike):
+        if lacks_rows(sample, self.sketch_of_actual, self.least_cosine):
             return None
-        return permutation(self.expected, self.actual, self.alike, self.sketches)
+        return permutation(self.expected, self.actual, self.least_cosine, self.sketches)
 
     @cached_property
     def likeness(self) -> np.ndarray:
@@ -302,7 +318,7 @@ class WeightPair:
         """Return whether a value is as expected, up to the rounding of a quantized weight."""
         distance = value - self.expected
         if self.grid is None:
-            return largest(distance) <= SAME * self.largest_expected
+            return largest(distance) <= SAME_SHARE * self.largest_expected
         size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
         error = np.sqrt(np.mean(np.square(distance, dtype=np.float64)))
         return bool(error < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
@@ -423,9 +439,3 @@ class WeightFinding:
 
 # The sides of scores.
 SCORED = ("query", "key")
-
-
-def short(name: str) -> str:
-    """Return a name without what all tensors of a block share."""
-    parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
-    return ".".join(parts[-2:]) if parts[-1] in ("bias", "dense") else parts[-1]

@@ -22,7 +22,7 @@ from wqk.checkpoints.files import PLAIN
 from wqk.errors import CheckpointError
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.contents import paired_names
+from wqk.sameness.tensor_names import paired_names
 from wqk.sameness.tolerances import DECIMALS, DEVIATIONS, LEAST_PART, SAFETY, SMALLEST
 
 # Rows of a tensor to which weights are fitted.

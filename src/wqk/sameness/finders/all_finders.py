@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from wqk._machine import side_by_side
+from wqk.sameness.axis_orders import Stretches
 from wqk.sameness.blocks import MANY
-from wqk.sameness.edits import Edit, Stretches, Then, Within
+from wqk.sameness.edits import Edit, Then, Within
 from wqk.sameness.finders.heads import find_columns_of_heads, find_heads
 from wqk.sameness.finders.joining import joined
 from wqk.sameness.finders.low_rank import find_adapter, find_decomposed, find_wrong_merge

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk._typing import Float, Int
-from wqk.sameness.edits import Edit, Stretches, Take, Then, Within
-from wqk.sameness.finders.rows import find_turned
+from wqk.sameness.axis_orders import Stretches
+from wqk.sameness.edits import Edit, Take, Then, Within
+from wqk.sameness.finders.rows import find_in_columns
 from wqk.sameness.matching import cosines, nearest, same_numbers, sketch
 from wqk.sameness.mismatches import Kind, listed
 from wqk.sameness.permutations import whole_heads
-from wqk.sameness.tolerances import MOST, QUANTIZED_ALIKE
+from wqk.sameness.tolerances import MAJORITY, QUANTIZED_ALIKE
 from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 # Heads that a description lists.
@@ -46,8 +47,8 @@ def find_heads(pair: WeightPair) -> WeightFinding | None:
         return None
     is_other = (pair.likeness < QUANTIZED_ALIKE).reshape(actual.shape[:2])
     share_of_others = is_other.mean(axis=1)
-    replaced = np.flatnonzero(share_of_others > MOST)
-    kept = np.flatnonzero(share_of_others <= MOST)
+    replaced = np.flatnonzero(share_of_others > MAJORITY)
+    kept = np.flatnonzero(share_of_others <= MAJORITY)
     if not len(replaced) or not len(kept) or not same_numbers(expected[kept], actual[kept]):
         return None
     kind, description = _origin(pair, _ReplacedHeads(expected, actual, replaced, kept))
@@ -57,7 +58,7 @@ def find_heads(pair: WeightPair) -> WeightFinding | None:
 
 def find_columns_of_heads(pair: WeightPair) -> WeightFinding | None:
     """Find replaced heads among the columns of an output."""
-    return find_turned(pair, find_heads)
+    return find_in_columns(pair, find_heads)
 
 
 def _taken_heads(heads: np.ndarray, width: int) -> Edit:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from wqk.sameness.axis_orders import Stretches
 from wqk.sameness.decomposed_merges import wrong_merge
-from wqk.sameness.edits import Edit, Stretches
+from wqk.sameness.edits import Edit
 from wqk.sameness.lora_merges import FittedMerge, fit_merge, mistake_of, unmerged
 from wqk.sameness.matching import largest
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.tolerances import RANK, SAME
+from wqk.sameness.tolerances import RANK_FLOOR, SAME_SHARE
 from wqk.sameness.weight_pairs import AdapterEffect, WeightFinding, WeightPair
 
 # Most directions of a difference that is an adapter's, where no adapter is known.
@@ -45,9 +46,9 @@ def find_adapter(pair: WeightPair) -> WeightFinding | None:
         return None
     change = pair.actual - pair.expected
     changed_rows = change.any(axis=1).mean()
-    if changed_rows <= 1 - SAME * 10:  # of some heads alone
+    if changed_rows <= 1 - SAME_SHARE * 10:  # of some heads alone
         return None
-    is_step = (np.abs(np.diff(change, axis=1)) > SAME * largest(change)).any(axis=0)
+    is_step = (np.abs(np.diff(change, axis=1)) > SAME_SHARE * largest(change)).any(axis=0)
     if is_step.sum() < change.shape[1] // 8:  # equal in blocks of columns of any size
         description = "{}: an offset for blocks of columns: a zero point is off"
         return pair.finding(Kind.ZERO_POINT, description)
@@ -72,7 +73,7 @@ def find_wrong_merge(pair: WeightPair) -> WeightFinding | None:
     rounding = pair.rounding * float(max(np.linalg.norm(start), np.linalg.norm(merged)))
     if not merge.explains(2 * rounding):
         return None
-    mistake = mistake_of(merge, adapter.scale, 2 * SAME)
+    mistake = mistake_of(merge, adapter.scale, 2 * SAME_SHARE)
     facts = {
         "times": merge.share,
         "rank": adapter.scale.rank,
@@ -95,7 +96,7 @@ def _edit_of(
         adapter.factors,
         adapter.scale,
         in_reference=adapter.in_reference,
-        turned=adapter.turned,
+        is_transposed=adapter.is_transposed,
         rows=rows,
         allowed=rounding,
     )
@@ -128,7 +129,7 @@ def low_rank(actual: np.ndarray, expected: np.ndarray, noise: float) -> int | No
     for step in (max(1, len(actual) // SAMPLED_ROWS), 1):  # few rows rule a high rank out
         rows = actual[::step] - expected[::step]
         values = np.linalg.svd(rows @ directions, compute_uv=False).astype(np.float64)
-        floor = max(values[0] * RANK, noise * np.sqrt(rows.size))
+        floor = max(values[0] * RANK_FLOOR, noise * np.sqrt(rows.size))
         rank = int((values > floor).sum())
         if rank > most:
             return None

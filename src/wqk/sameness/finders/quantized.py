@@ -11,7 +11,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, Regrouping
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.tolerances import REGROUPED
+from wqk.sameness.tolerances import LEFT_BY_REGROUPING
 from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 # Rows that are enough to find the group of a column.
@@ -56,7 +56,7 @@ def _find_column_groups(expected: np.ndarray, regrouping: Regrouping) -> _Column
 
     by_group = [squares(np.full(count, group))[0] for group in range(regrouping.groups)]
     best = np.argmin(by_group, axis=0)
-    if len(expected) < 2 or squares(best)[1].sum() > REGROUPED * squares(actual)[1].sum():
+    if len(expected) < 2 or squares(best)[1].sum() > LEFT_BY_REGROUPING * squares(actual)[1].sum():
         return None
     if _are_constant_within(best, neighbors):
         size = count // regrouping.groups

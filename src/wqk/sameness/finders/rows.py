@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from wqk.sameness.edits import Axes, HeadOrder, Permute, Take, Transpose
+from wqk.sameness.axis_orders import Axes, HeadOrder
+from wqk.sameness.edits import Permute, Take, Transpose
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, listed
 from wqk.sameness.permutations import (
@@ -101,34 +102,34 @@ def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> WeightFinding | 
 
 def find_columns(pair: WeightPair) -> WeightFinding | None:
     """Find columns that lie in another order."""
-    return find_turned(pair, _find_column_order)
+    return find_in_columns(pair, _find_column_order)
 
 
-def find_turned(pair: WeightPair, find: Find) -> WeightFinding | None:
+def find_in_columns(pair: WeightPair, find: Find) -> WeightFinding | None:
     """Return what a finder of rows finds among the columns of a weight."""
-    finding = find(pair.turned)
+    finding = find(pair.transposed)
     if finding is None:
         return None
-    edits = {name: edit.turned() for name, edit in finding.edits.items()}
+    edits = {name: edit.for_transposed() for name, edit in finding.edits.items()}
     return replace(finding, rows=None, edits=edits, pair=pair)
 
 
-def _find_column_order(turned: WeightPair) -> WeightFinding | None:
-    """Find rows of a turned weight that lie in another order."""
-    rows = turned.row_order
+def _find_column_order(transposed: WeightPair) -> WeightFinding | None:
+    """Find rows of a transposed weight that lie in another order."""
+    rows = transposed.row_order
     if rows is None:
         return None
-    if turned.heads:
-        of_heads = _find_heads_in_order(turned, rows)
+    if transposed.heads:
+        of_heads = _find_heads_in_order(transposed, rows)
         if of_heads is not None:
             return of_heads
-    name = name_permutation(rows, turned.sizes)
+    name = name_permutation(rows, transposed.sizes)
     if name is not None:
-        return turned.finding(Kind.COLUMNS, f"columns of {{}} {name.description}", name.edit)
+        return transposed.finding(Kind.COLUMNS, f"columns of {{}} {name.description}", name.edit)
     description = UNORDERED
-    if turned.grid:
+    if transposed.grid:
         description = "lie in the order of their groups: act-order was not undone"
-    return turned.finding(Kind.COLUMNS, f"columns of {{}} {description}", Take())
+    return transposed.finding(Kind.COLUMNS, f"columns of {{}} {description}", Take())
 
 
 def find_transposed(pair: WeightPair) -> WeightFinding | None:
@@ -137,7 +138,7 @@ def find_transposed(pair: WeightPair) -> WeightFinding | None:
     if rows != columns or not same_numbers(pair.expected, pair.actual.T):
         return None
     actual, expected = "(out, in)", "(in, out)"
-    if pair.layout.turned_first == pair.layout.turned_last:
+    if not pair.layout.is_transposed:
         actual, expected = expected, actual
     description = f"{{}}: stored transposed, {actual} instead of {expected}"
     return pair.finding(Kind.TRANSPOSED, description, Transpose(), with_bias=False)

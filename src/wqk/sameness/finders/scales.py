@@ -13,7 +13,14 @@ import numpy as np
 from wqk.sameness.edits import DivideByGain, Negate, Scale, ScaleHeads
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.round_factors import fit_factor
-from wqk.sameness.tolerances import FITS, HALF, LEFT, SAME, SAME_FACTOR, SCREENED
+from wqk.sameness.tolerances import (
+    INTEGER_SLACK,
+    RESIDUAL_OF_SAMPLE,
+    SAME_FACTOR,
+    SAME_SHARE,
+    SCREENED,
+    UNEXPLAINED_BY_FACTORS,
+)
 from wqk.sameness.weight_pairs import Gain, WeightFinding, WeightPair
 
 # Lengths of blocks of columns to which formats give scales of their own.
@@ -87,12 +94,12 @@ def _find_shared_by(
     expected, actual = pair.expected[sample], pair.actual[sample]
     sampled = _fitted(expected, actual, size, groups.axes, offset)
     # Of unrelated weights, a fit of some rows leaves nearly everything.
-    if np.linalg.norm(sampled.residual) > FITS * np.linalg.norm(actual - expected):
+    if np.linalg.norm(sampled.residual) > RESIDUAL_OF_SAMPLE * np.linalg.norm(actual - expected):
         return None
     factors, residual = _fitted(pair.expected, pair.actual, size, groups.axes, offset)
     if not factors.all() or (offset and not (factors > 0).all()):
         return None
-    if _are_codes(pair) and (np.abs(residual) <= HALF).all():
+    if _are_codes(pair) and (np.abs(residual) <= INTEGER_SLACK).all():
         of_groups = f", of {groups.description}" if groups.description else ""
         return pair.finding(Kind.INTEGERS, f"{{}}: whole numbers without their scales{of_groups}")
     if not _is_explained(pair, residual / factors):
@@ -114,7 +121,7 @@ def _is_explained(pair: WeightPair, error: np.ndarray) -> bool:
     """Return whether factors explain a weight, given what they leave, in the expected scale."""
     repaired = (pair.expected.reshape(error.shape) + error).reshape(pair.expected.shape)
     distance = np.linalg.norm(pair.actual - pair.expected)
-    return bool(np.linalg.norm(error) <= LEFT * distance) and pair.fits(repaired)
+    return bool(np.linalg.norm(error) <= UNEXPLAINED_BY_FACTORS * distance) and pair.fits(repaired)
 
 
 def _fitted(
@@ -142,7 +149,7 @@ def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> Weig
         description = f"{{}}: scaled by {fit.factor:.4g}"
         return pair.finding(groups.kind, description, Scale(fit.factor), facts=fit.facts())
     axis = 0 if groups.kind is Kind.ROW_FACTORS else 1
-    if np.allclose(np.abs(factors), 1, atol=SAME):
+    if np.allclose(np.abs(factors), 1, atol=SAME_SHARE):
         negative = np.flatnonzero(factors < 0)
         count = f"{len(negative)} of {len(factors)} {groups.description}"
         edit = Negate(axis, tuple(negative.tolist()))
@@ -163,7 +170,7 @@ def _find_factors_of_heads(
     pair: WeightPair, kind: Kind, axis: int, factors: np.ndarray
 ) -> WeightFinding | None:
     """Find factors of rows or columns that are one number for each head."""
-    heads = pair.heads if axis == 0 else pair.turned.heads
+    heads = pair.heads if axis == 0 else pair.transposed.heads
     if heads < 2 or len(factors) % heads or len(factors) == heads:
         return None
     by_head = factors.reshape(heads, -1)
@@ -182,7 +189,7 @@ def _find_folded_gain(pair: WeightPair, gain: Gain, factors: np.ndarray) -> Weig
         if not values.all():
             continue
         for power, times in powers.items():
-            if not np.allclose(factors, values**power, rtol=SAME):
+            if not np.allclose(factors, values**power, rtol=SAME_SHARE):
                 continue
             description = f"{{}}: the gain of the norm before it is folded in {times}"
             if of_reference:

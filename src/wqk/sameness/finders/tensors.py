@@ -13,8 +13,9 @@ from wqk.sameness.matching import lacks_rows, permutation, same_numbers, screene
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import name_in_fused
 from wqk.sameness.repairs import Recut
+from wqk.sameness.tensor_names import title_in_block
 from wqk.sameness.tolerances import SCREENED
-from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightPhrase, short
+from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightPhrase
 
 # The sides of a fused weight, in the order in which they are joined.
 JOINED = ("query", "key", "value")
@@ -58,7 +59,7 @@ def find_moved_tensors(
             continue
         source = sources.get(pair.name)
         if source is not None:
-            description = f"{{}} holds {short(source.name)} of the original"
+            description = f"{{}} holds {title_in_block(source.name)} of the original"
             findings.append(pair.finding(Kind.TENSOR, description))
             continue
         other = find_other_place(pair)
@@ -106,7 +107,9 @@ def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]
     swapped = {pair.name: partner.name, partner.name: pair.name}
     sides = {pair.role.side, partner.role.side}
     kind = Kind.TENSOR
-    description = f"{short(pair.name)} and {short(partner.name)} have changed places"
+    description = (
+        f"{title_in_block(pair.name)} and {title_in_block(partner.name)} have changed places"
+    )
     if sides == {"query", "key"} and pair.role.part == "weight":
         kind = Kind.EXCHANGED
         description = "queries and keys have changed places"
@@ -140,7 +143,7 @@ def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
         phrase = WeightPhrase(f"rows of queries, keys and values lie among each other {UNORDERED}")
         return WeightFinding(Kind.FUSED, phrase, edits, first, sides=SCORED)
     assert isinstance(name.edit, Permute)
-    axis = 1 if _is_stored_turned(first) else 0
+    axis = 1 if first.layout.is_transposed else 0
     names = tuple(pair.name for pair in weights)
     recuts = [Recut(names, lengths, name.edit.order, axis)]
     biases = [pair.bias for pair in weights if pair.bias is not None]
@@ -164,16 +167,11 @@ def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:
     return [by_side[side] for side in JOINED]
 
 
-def _is_stored_turned(pair: WeightPair) -> bool:
-    """Return whether the rows of a weight are columns of the stored tensor."""
-    return pair.layout.turned_first != pair.layout.turned_last
-
-
 def _may_be_recut(weights: Sequence[WeightPair]) -> bool:
     """Return whether the rows of queries, keys and values could be those of one fused weight."""
     if len({pair.expected.shape[1] for pair in weights}) > 1:
         return False
-    if len({_is_stored_turned(pair) for pair in weights}) > 1:
+    if len({pair.layout.is_transposed for pair in weights}) > 1:
         return False
     for pair in weights:
         if len(pair.layout.shape) != 2 or pair.repeated != 1 or pair.role.fused:
@@ -189,14 +187,14 @@ def _has_own_rows(pair: WeightPair) -> bool:
     expected, actual = pair.sketches
     rows = np.unique(np.linspace(0, len(actual) - 1, SCREENED).astype(int))
     likeness = np.abs(actual[rows] @ expected.T).max(axis=1)
-    return bool((likeness > pair.alike).all())
+    return bool((likeness > pair.least_cosine).all())
 
 
 def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
     """Return the actual rows of several weights that make the expected rows of all of them."""
     sketches_of_expected = np.concatenate([pair.sketches[0] for pair in weights])
     sketches_of_actual = np.concatenate([pair.sketches[1] for pair in weights])
-    least_cosine = min(pair.alike for pair in weights)
+    least_cosine = min(pair.least_cosine for pair in weights)
     sample = sketches_of_expected[screened(sketches_of_expected)]
     if lacks_rows(sample, sketches_of_actual, least_cosine):
         return None

@@ -10,7 +10,7 @@ from wqk.sameness.edits import Clear, Edit, Offset, Permute
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Reorder, name_permutation, reorders
-from wqk.sameness.tolerances import OF_ORDER
+from wqk.sameness.tolerances import UNEXPLAINED_BY_ORDER
 from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 
@@ -109,5 +109,5 @@ def order_of_entries(expected: np.ndarray, actual: np.ndarray) -> np.ndarray | N
     order[of_expected] = of_actual
     # Near entries exchange their ranks by noise alone, which an order does not explain.
     noise = np.linalg.norm(actual[order] - expected)
-    is_moved = noise <= OF_ORDER * np.linalg.norm(actual - expected)
+    is_moved = noise <= UNEXPLAINED_BY_ORDER * np.linalg.norm(actual - expected)
     return order if is_moved and same_numbers(expected, actual[order]) else None

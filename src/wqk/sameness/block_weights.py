@@ -22,9 +22,10 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint, LoraFactors
 from wqk.families import AttentionPlan, Composed, Norm, Projection, Side
 from wqk.families.layouts import put_outputs
+from wqk.sameness.axis_orders import Stretches
 from wqk.sameness.blocks import MANY
-from wqk.sameness.contents import equal_parts
-from wqk.sameness.edits import Edit, Stretches, Within
+from wqk.sameness.circuits import PlanPair
+from wqk.sameness.edits import Edit, Within
 from wqk.sameness.execution import Tensor, as_tensors
 from wqk.sameness.finders.all_finders import search
 from wqk.sameness.finders.tensors import OtherPlace
@@ -33,6 +34,8 @@ from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.permutations import Sizes, to_order
 from wqk.sameness.repairs import Change, Exchange, Step
+from wqk.sameness.stored_tensors import equal_parts
+from wqk.sameness.tensor_names import bias_of
 from wqk.sameness.weight_pairs import (
     SCORED,
     AdapterEffect,
@@ -42,7 +45,6 @@ from wqk.sameness.weight_pairs import (
     WeightFinding,
     WeightPair,
 )
-from wqk.sameness.weights import PlanPair
 
 SIDES = ("query", "key", "value", "output")
 # Tensors of latent attention that are no weights, by their roles in a projection.
@@ -75,7 +77,7 @@ class ExpectedTensor:
     gain: Gain | None = None
 
 
-class Expected:
+class BlockWeights:
     """The weights of the candidate's block, actual and expected.
 
     Attributes
@@ -442,7 +444,7 @@ class Expected:
                 scale=MergeScale(scale, checkpoint.rank_of(stored_name), checkpoint.stabilized),
                 in_reference=position == 0,
                 factors=factors,
-                turned=layout.turned_first != layout.turned_last,
+                is_transposed=layout.is_transposed,
                 update=checkpoint.decomposed(stored_name),
             )
         return None
@@ -463,11 +465,11 @@ class Expected:
         if self.tensors[name].roles[0].is_bias:
             return value.reshape(-1)
         layout = self._layout(name)
-        if layout.turned_first:
+        if layout.exchanges_axes:
             value = value.swapaxes(-1, -2)
         if value.ndim > 2:
             value = value.reshape(-1, value.shape[-1])
-        return value.T if layout.turned_last else value
+        return value.T if layout.transposes else value
 
     def other_place(
         self, pair: WeightPair, neighbors: Sequence[AttentionPlan]
@@ -520,11 +522,6 @@ class Expected:
                 expected, actual = pair.expected * gain.expected, pair.actual * gain.actual
                 pairs.append(replace(pair, expected=expected, actual=actual, block=[]))
         return [finding for finding in search(pairs) if finding.rows is not None]
-
-
-def bias_of(weight: str) -> str:
-    """Return the name of the bias of a weight."""
-    return f"{weight.removesuffix('.weight')}.bias"
 
 
 def added_biases(plans: PlanPair) -> Iterator[str]:

@@ -18,8 +18,8 @@ from wqk.checkpoints.checkpoint import View
 from wqk.checkpoints.files import PLAIN
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.contents import OTHER
 from wqk.sameness.matching import permutation, same_numbers
+from wqk.sameness.outcomes import OTHER
 from wqk.sameness.tensor_roles import FEED_FORWARD, roles
 from wqk.sameness.tolerances import ALIKE
 

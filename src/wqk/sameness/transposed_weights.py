@@ -19,17 +19,17 @@ from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.circuits import CIRCUITS, PlanPair, circuit_parts
 from wqk.sameness.comparisons import BlockComparison, Cause
-from wqk.sameness.contents import Outcome, TensorComparison, paired_names
 from wqk.sameness.edits import Transpose
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.outcomes import Outcome, TensorComparison
 from wqk.sameness.repairs import Change
-from wqk.sameness.weight_pairs import short
-from wqk.sameness.weights import CIRCUITS, PlanPair, circuit_parts
+from wqk.sameness.tensor_names import paired_names, title_in_block
 
 
-class TurnedWeights(View):
+class TransposedWeights(View):
     """A checkpoint some of whose matrices are seen with rows and columns exchanged."""
 
     def __init__(self, inner: Checkpoint, names: Collection[str]) -> None:
@@ -51,7 +51,7 @@ class TurnedWeights(View):
         return np.ascontiguousarray(self.inner.read([Part(name)])[0].T)
 
 
-def opened_turned(reference: Model, opening: Mapping[str, Any]) -> Model | None:
+def opened_transposed(reference: Model, opening: Mapping[str, Any]) -> Model | None:
     """Open a candidate whose weights are stored transposed; None if they are not.
 
     Parameters
@@ -65,13 +65,13 @@ def opened_turned(reference: Model, opening: Mapping[str, Any]) -> Model | None:
     family = options.pop("family")
     try:
         checkpoint = open_checkpoint(options.pop("ref"), **options)
-        names = _turned_names(reference.checkpoint, checkpoint)
-        return open_model(TurnedWeights(checkpoint, names), family=family) if names else None
+        names = _transposed_names(reference.checkpoint, checkpoint)
+        return open_model(TransposedWeights(checkpoint, names), family=family) if names else None
     except (CheckpointError, UnknownFamily):
         return None
 
 
-def _turned_names(reference: Checkpoint, candidate: Checkpoint) -> list[str]:
+def _transposed_names(reference: Checkpoint, candidate: Checkpoint) -> list[str]:
     """Return the names of the candidate's transposed matrices."""
     expected, stored = reference.tensors(), candidate.tensors()
     turned = []
@@ -85,7 +85,7 @@ def _turned_names(reference: Checkpoint, candidate: Checkpoint) -> list[str]:
     return turned
 
 
-def with_turned_weights(
+def with_transposed_weights(
     candidate: Model,
     pairs: Sequence[PlanPair],
     blocks: Sequence[BlockComparison],
@@ -110,10 +110,10 @@ def with_turned_weights(
         The cause of transposed tensors outside the forms, if there are any.
     """
     checkpoint = candidate.checkpoint
-    if not isinstance(checkpoint, TurnedWeights):
+    if not isinstance(checkpoint, TransposedWeights):
         return [*blocks], tuple(tensors), []
     marked_blocks = [
-        _with_turned_forms(block, pair[1], checkpoint.names)
+        _with_transposed_forms(block, pair[1], checkpoint.names)
         for pair, block in zip(pairs, blocks, strict=True)
     ]
     turned = [
@@ -134,7 +134,7 @@ def with_turned_weights(
     return marked_blocks, tuple(marked_tensors), [Cause(mismatch, (), names)]
 
 
-def _with_turned_forms(
+def _with_transposed_forms(
     block: BlockComparison, plan: AttentionPlan, turned: Container[str]
 ) -> BlockComparison:
     """Return a block of which the circuits with transposed weights differ."""
@@ -152,7 +152,7 @@ def _with_turned_forms(
 
 def _transposed(names: Sequence[str]) -> Mismatch:
     """Return the cause of the candidate's tensors of these names."""
-    titles = dict.fromkeys(map(short, names))
+    titles = dict.fromkeys(map(title_in_block, names))
     reason = f"{', '.join(titles)}: {Kind.TRANSPOSED}"
     facts = {"tensors": dict.fromkeys(names, "weight")}
     steps = (Change(tuple(names), Transpose()),)

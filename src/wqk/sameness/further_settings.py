@@ -1,0 +1,193 @@
+"""Settings that no plan reads, in which two configurations differ.
+
+A setting is given by its *path*, the keys that lead to it. Values that mean one thing are equal:
+spellings of one function, a number and its rounding, a tied output head and a stored copy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from wqk.checkpoints import Checkpoint
+from wqk.errors import CheckpointError
+from wqk.families import Composed
+from wqk.families.config import Config
+from wqk.families.model_types import default_values, unread_settings
+from wqk.families.naming import embedding_table
+from wqk.model import Model
+from wqk.sameness.all_tensors import copy_of
+from wqk.sameness.mismatches import Mismatch, setting
+from wqk.sameness.repairs import Setting
+from wqk.sameness.tensor_roles import ATTENDING, MIXERS
+from wqk.sameness.tolerances import SAME_FREQUENCY
+
+# Settings of the mixing of tokens that plans do not read, and of norms anywhere.
+OF_ATTENTION = re.compile(
+    r"(?i)(?:^|_)(?:eps|epsilon)$|head|qkv|mrope|layers?_(?:block_)?types?$|"
+    rf"{ATTENDING.pattern}|{MIXERS.pattern}"
+)
+# Kinds of layers that are attention with a window or without, which plans read.
+WINDOWED = re.compile(r"(?:full|global|sliding|local|chunked)(?:_attention)?|attention")
+# The setting of an output head that is the table of embeddings.
+TIED = "tie_word_embeddings"
+# Settings that are compared by their effect.
+COMPARED_BY_EFFECT = ("layer_types", TIED)
+# Names of one function, or of functions that differ by less than rounding.
+SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+
+SettingPath: TypeAlias = tuple[str, ...]
+
+
+def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
+    """Yield settings that both configurations contain, that differ, and that no plan reads.
+
+    With ``everything``, ties of embeddings are compared by the output heads that result.
+    """
+    reference, candidate = _unread_settings(models)
+    for path in sorted(reference.keys() & candidate.keys()):
+        expected, actual = reference[path], candidate[path]
+        if _are_equal(models, path, expected, actual, everything):
+            continue
+        steps = [Setting(path, expected)]
+        unties = path[-1] == TIED and expected is not True
+        if unties and not _stores_output_head(models[1]):
+            steps = []  # without a stored head, the setting would leave it random
+        yield setting(".".join(path), expected, actual, steps)
+    if everything:
+        yield from _ties_in_one(models, reference, candidate)
+
+
+def lost_settings(models: Sequence[Model]) -> list[str]:
+    """Return settings that only one of two configurations of a model type contains.
+
+    Both configurations have to be those of `transformers`. A setting that is off, or that has the
+    default value of the type, is not lost.
+    """
+    configs = [model.checkpoint.config for model in models]
+    model_type = configs[0].get("model_type")
+    if any(config.get("model_type") != model_type for config in configs):
+        return []
+    if not all("architectures" in config for config in configs):
+        return []
+    reference, candidate = _unread_settings(models)
+    values = reference | candidate
+    defaults = default_values(model_type)
+    lost = []
+    for path in sorted(reference.keys() ^ candidate.keys()):
+        key, value = path[-1], values[path]
+        if key not in COMPARED_BY_EFFECT and value and value != defaults.get(key):
+            lost.append(".".join(path))
+    return lost
+
+
+def of_attention(name: str, models: Sequence[Model]) -> bool:
+    """Return whether attention may depend on a setting: by its name, or by the models' types.
+
+    ``name`` is the path of the setting, joined by dots.
+    """
+    path, _, key = name.rpartition(".")
+    if OF_ATTENTION.search(name):
+        return True
+    return any(key in Config(model.checkpoint.config, path).switched for model in models)
+
+
+def _unread_settings(models: Sequence[Model]) -> list[dict[SettingPath, Any]]:
+    """Return the settings of each configuration that the plans of neither model read."""
+    rules = {repr(plan.rule) for model in models for plan in model.plans}
+    return [unread_settings(model.checkpoint.config, rules) for model in models]
+
+
+def _are_equal(
+    models: Sequence[Model], path: SettingPath, expected: Any, actual: Any, everything: bool
+) -> bool:
+    """Return whether two values of a setting have one effect."""
+    values = (expected, actual)
+    key = path[-1]
+    if key == TIED and everything:
+        return expected == actual or True not in values or _have_equal_heads(models, values)
+    if None in values and not isinstance(expected or actual, float):
+        return True  # a whole number or a name that is null is the default of the class
+    if key == "layer_types":
+        reference, candidate = models
+        return bool(_without_windows(reference, expected) == _without_windows(candidate, actual))
+    if isinstance(expected, int | float) and isinstance(actual, int | float):
+        return math.isclose(expected, actual, rel_tol=SAME_FREQUENCY)
+    expected_name, actual_name = (SPELLINGS.get(str(value), value) for value in values)
+    return bool(expected == actual or expected_name == actual_name)
+
+
+def _without_windows(model: Model, kinds: Any) -> Any:
+    """Return kinds of layers without windows, if the model's plans contain the windows."""
+    is_planned = all(plan.rule.window and not plan.rule.guess for plan in model.plans)
+    if not is_planned or not isinstance(kinds, list):
+        return kinds
+    return ["attention" if WINDOWED.fullmatch(str(kind)) else kind for kind in kinds]
+
+
+# -- output heads ------------------------------------------------------------------------------
+
+
+def _ties_in_one(
+    models: Sequence[Model],
+    reference: Mapping[SettingPath, Any],
+    candidate: Mapping[SettingPath, Any],
+) -> Iterator[Mismatch]:
+    """Yield ties of embeddings that one configuration alone contains, where output heads differ."""
+    for path in sorted(reference.keys() ^ candidate.keys()):
+        ties = (reference.get(path), candidate.get(path))
+        if path[-1] == TIED and True in ties and not _have_equal_heads(models, ties):
+            yield setting(".".join(path), *ties)
+
+
+def _have_equal_heads(models: Sequence[Model], ties: Sequence[Any]) -> bool:
+    """Return whether both models use their embeddings as output head: tied, or stored again.
+
+    ``ties`` are the values of the setting in both models. If a configuration does not contain the
+    setting, a head that is not stored is tied. Some encoder-decoder models scale the inputs of
+    tied heads (T5).
+    """
+    for model, is_tied in zip(models, ties, strict=True):
+        table = _embeddings(model)
+        if table is None:
+            return False
+        if is_tied is True:
+            continue
+        heads = _tables_of_one_shape(model.checkpoint, table)
+        if not heads and is_tied is not None:
+            return False
+        if not all(copy_of(model.checkpoint, name, [table]) for name in heads):
+            return False
+    if False not in ties:
+        return True
+    stacks = {plan.stack for plan in models[0].plans}
+    return len(stacks) < 2
+
+
+def _embeddings(model: Model) -> str | None:
+    """Return the name of the table of token embeddings; None if it is not known."""
+    plan = (*model.plans, *model.mixers)[0]
+    projection = plan.query.projection
+    if isinstance(projection, Composed):
+        projection = projection.inner
+    shape = model.checkpoint.info(projection.tensor).shape
+    width = shape[0] if projection.transposed else shape[-1]
+    try:
+        return embedding_table(model.checkpoint, width)
+    except CheckpointError:
+        return None
+
+
+def _tables_of_one_shape(checkpoint: Checkpoint, table: str) -> list[str]:
+    """Return the names of further tensors with the shape of a table, such as output heads."""
+    shape = checkpoint.info(table).shape
+    tensors = checkpoint.tensors().items()
+    return [name for name, info in tensors if info.shape == shape and name != table]
+
+
+def _stores_output_head(model: Model) -> bool:
+    """Return whether a file stores an output head besides its embeddings."""
+    table = _embeddings(model)
+    return table is not None and bool(_tables_of_one_shape(model.checkpoint, table))
