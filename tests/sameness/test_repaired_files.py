@@ -18,7 +18,7 @@ from tests.sameness.conversions import MISTAKES, Conversion, right
 
 import wqk
 from wqk.errors import CheckpointError, WqkError
-from wqk.sameness.rewritten_files import encoded, places_in, read_place
+from wqk.sameness.rewritten_files import encoded, locations_in, read_location
 from wqk.sameness.verdicts import Verdict
 
 
@@ -59,7 +59,7 @@ def test_a_mistake_is_repaired_in_the_files(mistake: Conversion, tmp_path: Path)
     assert written.keys() == before.keys()
     assert written["notes.txt"] == b"kept"
     for path in copy.glob("*.safetensors"):
-        places, fixed_places = places_in(path), places_in(tmp_path / "fixed" / path.name)
+        places, fixed_places = locations_in(path), locations_in(tmp_path / "fixed" / path.name)
         header = min(place.start for place in places.values())
         if not comparison.repaired.added:
             assert written[path.name][:header] == before[path.name][:header]
@@ -119,7 +119,8 @@ def test_tensors_that_change_their_shape_are_repaired(
     index = json.loads((tmp_path / "fixed" / "model.safetensors.index.json").read_text())
     assert {*index["weight_map"]} == names
     assert all(
-        name in places_in(tmp_path / "fixed" / shard) for name, shard in index["weight_map"].items()
+        name in locations_in(tmp_path / "fixed" / shard)
+        for name, shard in index["weight_map"].items()
     )
     assert not [path for path in (tmp_path / "fixed").iterdir() if path.name.startswith(".")]
 
@@ -154,8 +155,8 @@ def test_places_are_those_of_safetensors(tmp_path: Path) -> None:
         "c": torch.tensor(2.0),
     }
     save_file(tensors, tmp_path / "x.safetensors")
-    for name, place in places_in(tmp_path / "x.safetensors").items():
-        np.testing.assert_array_equal(read_place(place), tensors[name].float().numpy())
+    for name, place in locations_in(tmp_path / "x.safetensors").items():
+        np.testing.assert_array_equal(read_location(place), tensors[name].float().numpy())
 
 
 def test_nothing_is_written_of_a_difference_without_a_cause(tmp_path: Path) -> None:

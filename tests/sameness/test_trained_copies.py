@@ -12,7 +12,7 @@ from tests.small import edit, llama, save_model
 import wqk
 from wqk.sameness.finders.all_finders import find_first
 from wqk.sameness.finders.low_rank import low_rank
-from wqk.sameness.matching import cosines, in_place
+from wqk.sameness.matching import are_in_place, cosines
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import Sizes
 from wqk.sameness.tolerances import ALIKE, SCREENED
@@ -79,7 +79,7 @@ def test_rows_are_in_place_exactly_where_all_cosines_are_large(
     rows, partners = (np.asarray(each, order=order) for each in (rows, partners))
     expected = bool((cosines(rows, partners) > ALIKE).all())
     assert expected == (place is None)
-    assert in_place(rows, partners, ALIKE) == expected
+    assert are_in_place(rows, partners, ALIKE) == expected
 
 
 def test_a_change_whose_sampled_rows_alone_are_of_low_rank_is_of_high_rank() -> None:

@@ -38,7 +38,7 @@ class Alignment(NamedTuple):
     pairs, missing, added
         As in a `Pairing`, of the layers that were asked for.
     anchor
-        The plans of a first pair, of blocks or of other mixers.
+        The plans of the first pair of blocks; of other mixers if the models have no attention.
     """
 
     pairs: list[PlanPair]
@@ -56,8 +56,8 @@ def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
         The two have no block in common.
     """
     reference, candidate = models
-    pairing = paired(reference.plans, candidate.plans)
-    anchors = pairing.pairs or paired(reference.mixers, candidate.mixers).pairs
+    pairing = paired_blocks(reference.plans, candidate.plans)
+    anchors = pairing.pairs or paired_blocks(reference.mixers, candidate.mixers).pairs
     if not anchors:
         missing = ", ".join(map(str, pairing.missing[:3]))
         added = ", ".join(map(str, pairing.added[:3]))
@@ -70,48 +70,63 @@ def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
     return Alignment(*pairing, anchors[0])
 
 
-def paired(of_reference: Sequence[AttentionPlan], of_candidate: Sequence[AttentionPlan]) -> Pairing:
+def paired_blocks(
+    reference_plans: Sequence[AttentionPlan], candidate_plans: Sequence[AttentionPlan]
+) -> Pairing:
     """Pair blocks of the same stack, kind and layer.
 
     A guessed family may have other names for stacks. Two stacks of different names belong together
     if each is the only remaining one of its kind, depth and width.
     """
-    by_place = {plan.place: plan for plan in of_candidate}
-    stacks = _renamed_stacks(of_reference, of_candidate)
+    candidate_by_place = {plan.place: plan for plan in candidate_plans}
+    stacks = _renamed_stacks(reference_plans, candidate_plans)
     pairs: list[PlanPair] = []
     missing: list[Place] = []
-    for plan in of_reference:
+    for plan in reference_plans:
         place = plan.place
         stack = stacks.get((place.stack, place.kind), place.stack)
-        partner = by_place.pop(place._replace(stack=stack), None)
+        partner = candidate_by_place.pop(place._replace(stack=stack), None)
         if partner is None:
             missing.append(place)
         else:
             pairs.append((plan, partner))
-    return Pairing(pairs, tuple(missing), tuple(by_place))
+    return Pairing(pairs, tuple(missing), tuple(candidate_by_place))
 
 
 class _Shape(NamedTuple):
-    """The blocks of one stack and kind: what is compared where names differ."""
+    """The blocks of one stack and kind, without the name of the stack.
+
+    Attributes
+    ----------
+    kind
+        The kind of attention.
+    sizes
+        Layer, and width of the queries of all heads, of each block.
+    """
 
     kind: str
-    sizes: tuple[tuple[int, int], ...]  # layer and width of the queries, of each block
+    sizes: tuple[tuple[int, int], ...]
 
 
 def _shapes(plans: Sequence[AttentionPlan]) -> dict[BlockGroup, _Shape]:
     """Return the shape of each stack and kind."""
-    sizes: dict[BlockGroup, list[tuple[int, int]]] = {}
+    sizes_by_group: dict[BlockGroup, list[tuple[int, int]]] = {}
     for plan in plans:
         width = plan.query.heads * plan.query.head_width
-        sizes.setdefault((plan.stack, plan.kind), []).append((plan.layer, width))
-    return {group: _Shape(group[1], tuple(sorted(sizes[group]))) for group in sizes}
+        sizes = sizes_by_group.setdefault((plan.stack, plan.kind), [])
+        sizes.append((plan.layer, width))
+    shapes = {}
+    for group, sizes in sizes_by_group.items():
+        _, kind = group
+        shapes[group] = _Shape(kind, tuple(sorted(sizes)))
+    return shapes
 
 
 def _renamed_stacks(
-    of_reference: Sequence[AttentionPlan], of_candidate: Sequence[AttentionPlan]
+    reference_plans: Sequence[AttentionPlan], candidate_plans: Sequence[AttentionPlan]
 ) -> dict[BlockGroup, str]:
     """Return the candidate's names of the reference's stacks, where the names differ."""
-    reference, candidate = _shapes(of_reference), _shapes(of_candidate)
+    reference, candidate = _shapes(reference_plans), _shapes(candidate_plans)
     unpaired = {group: shape for group, shape in reference.items() if group not in candidate}
     unpaired_shapes = list(unpaired.values())
     stacks: dict[BlockGroup, str] = {}
@@ -137,22 +152,23 @@ def _chosen(pairing: Pairing, layers: Collection[int]) -> Pairing:
     require_list("layers", layers, [0, -1])
     pairs, missing, added = pairing
     places = [*(reference.place for reference, _ in pairs), *missing, *added]
-    last: dict[BlockGroup, int] = {}
+    last_layers: dict[BlockGroup, int] = {}
     for place in places:
         group = place.stack, place.kind
-        last[group] = max(place.layer, last.get(group, place.layer))
-    numbers: set[int] = set()
+        last_layers[group] = max(place.layer, last_layers.get(group, place.layer))
+    existing_numbers: set[int] = set()
     chosen: set[Place] = set()
     for place in places:
-        from_end = place.layer - last[place.stack, place.kind] - 1
-        numbers.update((place.layer, from_end))
+        from_end = place.layer - last_layers[place.stack, place.kind] - 1
+        existing_numbers.update((place.layer, from_end))
         if place.layer in layers or from_end in layers:
             chosen.add(place)
     chosen_pairs = [pair for pair in pairs if pair[0].place in chosen]
-    absent = set(layers) - numbers
+    absent = set(layers) - existing_numbers
     if absent or not chosen_pairs:
         problem = f"no layer {min(absent)}" if absent else "no layer was chosen"
-        raise CheckpointError(f"{problem}; layers are numbered from 0 to {max(last.values())}")
+        last_layer = max(last_layers.values())
+        raise CheckpointError(f"{problem}; layers are numbered from 0 to {last_layer}")
     return Pairing(
         chosen_pairs,
         tuple(place for place in missing if place in chosen),

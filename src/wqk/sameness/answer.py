@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Columns of the table of blocks.
-COLUMNS = ("stack", "kind", "layer", "same", "distance", "tolerance", "reason", "repair")
+BLOCK_COLUMNS = ("stack", "kind", "layer", "same", "distance", "tolerance", "reason", "repair")
 # Attributes that people may try on a comparison, with the attributes that exist.
 SYNONYMS = {
     **dict.fromkeys(("differences", "explain", "mismatches", "reasons", "why"), "causes"),
@@ -82,7 +82,7 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         """Yield a row of the table for each block."""
         for block in self.blocks:
-            row = {column: getattr(block, column) for column in COLUMNS}
+            row = {column: getattr(block, column) for column in BLOCK_COLUMNS}
             row["distance"] = block.farthest
             row["reason"] = block.reason or None
             row["repair"] = block.repair or None

@@ -1,7 +1,7 @@
 """Comparison of all pairs of blocks: each pair is measured, then all differences are explained.
 
 A block may hold the weights of another layer. Therefore no pair is explained before the signatures
-of all pairs are known.
+of all pairs are known. Pairs are given by their *number* in the alignment.
 """
 
 from __future__ import annotations
@@ -29,6 +29,15 @@ from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
 class BlockComparer:
     """All pairs of blocks of two models.
 
+    Parameters
+    ----------
+    models, alignment
+        The two models, and the pairs of their blocks.
+    tolerance
+        Relative distance of heads that is accepted although rounding does not explain it.
+    any_heads
+        Whether the order of heads is ignored, where it is a freedom of the model.
+
     Attributes
     ----------
     notes
@@ -51,7 +60,7 @@ class BlockComparer:
         if any_heads:
             self._numbers_of_any_order = any_order_of_heads(models, alignment.pairs)
         self._blocks: list[BlockComparison] = []
-        self._unequal: list[dict[str, CircuitDifference]] = []
+        self._differences: list[dict[str, CircuitDifference]] = []
         self.notes: list[str] = []
 
     def compare(self, on_progress: Callable[[int, int], None] | None) -> list[BlockComparison]:
@@ -70,14 +79,14 @@ class BlockComparer:
         pair = self._pairs[number]
         measurement = BlockMeasurement(self._models, pair, self._tolerance)
         block = measurement.measure(self._signatures, number)
-        unequal = measurement.apart
+        differences = measurement.differences
         if number in self._numbers_of_any_order:
-            order = order_of_heads(block, unequal)
+            order = order_of_heads(block, differences)
             if order:
                 self.notes.append(f"{pair[0].place}: heads in the order {listed(order)}")
-                block, unequal = _without_distances(block), {}
+                block, differences = _without_distances(block), {}
         self._blocks.append(block)
-        self._unequal.append(unequal)
+        self._differences.append(differences)
 
     # -- causes ----------------------------------------------------------------------------
 
@@ -86,18 +95,18 @@ class BlockComparer:
         block = self._blocks[number]
         if not block.unequal:
             return block
-        source = self._layer_held(number)
+        source = self._source_of(number)
         causes = [] if source is None else [self._cause_of_layer(number, source)]
         circuits = self._unexplained_circuits(number, source)
-        unequal = self._unequal[number]
-        if not unequal.keys().isdisjoint(circuits):
+        differences = self._differences[number]
+        if not differences.keys().isdisjoint(circuits):
             causes += diagnose(
                 self._models,
                 self._pairs[number],
                 self._neighbors(number),
                 self._tolerance,
                 circuits,
-                unequal,
+                differences,
             )
         doubt = _order_of_guess(self._pairs[number], block, causes)
         if doubt:
@@ -119,7 +128,7 @@ class BlockComparer:
             if not self._signatures.are_alike(source, number, circuit, least)
         )
 
-    def _layer_held(self, number: int) -> int | None:
+    def _source_of(self, number: int) -> int | None:
         """Return the number of the reference's other block whose scores the candidate's block has.
 
         None if the block has the scores of no other block.

@@ -40,7 +40,7 @@ class InputNorm(NamedTuple):
     Attributes
     ----------
     gain, shift
-        What the norm multiplies by, and what it adds; None without a shift.
+        The vectors (D,) by which the norm multiplies, and which it adds; None without a shift.
     kind
         ``rms`` or ``layer``.
     """
@@ -75,7 +75,7 @@ class Rows:
         return int(self.weight.shape[2]) + 1 + (self.score_norm_bias is not None)
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
-        """Return one head in float64, with the biases last, (R, D + 1) or (R, D + 2)."""
+        """Return one head in float64, with the biases in its last columns, (R, D + 1 or D + 2)."""
         weight = self.weight[head : head + 1]
         bias = None if self.bias is None else self.bias[head : head + 1]
         if self.norm is not None:
@@ -116,7 +116,7 @@ class Scoring:
     rounding: float
 
     @property
-    def own(self) -> HeadMatch:
+    def own_match(self) -> HeadMatch:
         """The query heads of the block in order, and the key head of each."""
         heads, groups = len(self.query.weight), len(self.key.weight)
         return HeadMatch(np.arange(heads), np.arange(heads) // (heads // groups))
@@ -127,8 +127,8 @@ class Scoring:
         return int(self.query.weight.shape[1])
 
     @property
-    def turning(self) -> Rotary | None:
-        """The rotation without its attention factor."""
+    def rotation(self) -> Rotary | None:
+        """The rotation by positions, without the attention factor."""
         return None if self.rotary is None else self.rotary.turning
 
     def query_of(self, head: int) -> Float[np.ndarray, "width d"]:
@@ -227,17 +227,30 @@ def distances(
     return unscaled._replace(tolerance=np.maximum(unscaled.tolerance, tolerance))
 
 
-def fitted(
+def fit_factors(
     reference: Scoring,
     candidate: Scoring,
     products: ProductsOfPair,
     compared_at: Sequence[int],
 ) -> tuple[np.ndarray, Distances]:
-    """Return the factor of each head that brings the candidate closest, and what is then left.
+    """Return the factor of each head that brings the candidate closest, and what then remains.
 
-    The factors are fitted at distance 0, and what is left is measured at the distances
-    ``compared_at``. A factor is 1 if rounding explains it. Any factor fits a
-    pruned head, which therefore has the median of the remaining factors.
+    The factors are fitted at distance 0. A factor is 1 if rounding explains the difference from 1.
+    Any factor fits a pruned head, which therefore has the median of the remaining factors.
+
+    Parameters
+    ----------
+    reference, candidate
+        The circuit in both blocks.
+    products
+        Inner products of the forms of corresponding heads.
+    compared_at
+        The distances between tokens at which the remaining distances are measured.
+
+    Returns
+    -------
+    tuple of ndarray and Distances
+        The factors, (H,), and the distances of the heads times these factors.
     """
     across = products.across.at(0)
     squares = products.candidate.at(0)
@@ -292,7 +305,7 @@ def same_rotation(reference: Rotary | None, candidate: Rotary | None) -> bool:
 
 
 def as_exact_as(reference: Rotary | None, candidate: Rotary | None) -> Rotary | None:
-    """Return the candidate's rotation, without differences that rounding to float32 explains.
+    """Return the candidate's rotation, or the reference's if rounding to float32 explains the rest.
 
     GGUF files store factors of the frequencies, and compute frequencies, in float32.
     """
@@ -350,7 +363,9 @@ def inner_products(reference: Scoring, candidate: Scoring, match: HeadMatch) -> 
 
     Each head is read once.
     """
-    key_pairs = [*zip(reference.own.key_heads.tolist(), match.key_heads.tolist(), strict=True)]
+    key_pairs = [
+        *zip(reference.own_match.key_heads.tolist(), match.key_heads.tolist(), strict=True)
+    ]
     distinct_pairs = list(dict.fromkeys(key_pairs))
     count = len(key_pairs)
 
@@ -378,7 +393,7 @@ def inner_products(reference: Scoring, candidate: Scoring, match: HeadMatch) -> 
                 queries=queries[number],
                 keys=keys[number],
                 scale=first.scale * second.scale,
-                rotations=(first.turning, second.turning),
+                rotations=(first.rotation, second.rotation),
             )
         )
     return ProductsOfPair(*products)

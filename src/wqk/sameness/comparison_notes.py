@@ -18,7 +18,7 @@ from wqk.sameness.outside import absent_towers
 from wqk.sameness.positions import is_guessed, positions_unknown
 
 # Names of number types in notes.
-TYPES = {
+TITLES_OF_TYPES = {
     "F8_E5M2": "float8 (e5m2)",
     "F8_E4M3": "float8 (e4m3)",
     "BF16": "bfloat16",
@@ -66,7 +66,7 @@ def _narrower_type(checkpoint: Checkpoint, plan: AttentionPlan) -> str | None:
     rounded = grid(stored, values)
     if rounded == stored:
         return None
-    return f"values are rounded to {TYPES[rounded]}, though stored as {stored}"
+    return f"values are rounded to {TITLES_OF_TYPES[rounded]}, though stored as {stored}"
 
 
 class DifferingSettings(NamedTuple):

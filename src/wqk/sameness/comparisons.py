@@ -29,7 +29,7 @@ NEXT_TO_WEIGHTS = (Kind.SETTING, Kind.ROTARY, Kind.SINKS, Kind.SIZES)
 # Kinds whose reason joins blocks also where no repair is known.
 JOINED_BY_REASON = (Kind.SETTING, Kind.ROTARY)
 # Names of the counts of tensors outside the forms.
-TITLES = {
+TITLES_OF_ROLES = {
     ATTENTION: "attention's other tensors",
     MIXER: "other mixers",
     OTHER: "other tensors",
@@ -321,7 +321,7 @@ class Comparison:
                 outcomes.setdefault(circuit, []).append(circuit not in wrong)
         for tensor in self.tensors:
             if tensor.outcome is not Outcome.UNKNOWN:
-                outcomes.setdefault(TITLES[tensor.role], []).append(tensor.outcome.same)
+                outcomes.setdefault(TITLES_OF_ROLES[tensor.role], []).append(tensor.outcome.same)
         return {title: EqualCount(sum(equal), len(equal)) for title, equal in outcomes.items()}
 
     # -- causes and their repair -----------------------------------------------------------

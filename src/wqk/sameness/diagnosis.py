@@ -1,9 +1,10 @@
 """Why a block differs: repairs of settings and stored weights, run, and the block compared again.
 
 The reference's weights are written in the candidate's layout: the weights that the candidate should
-contain. Blocks are compared in the terms of the family, and repaired in those of the file. The
-finders (`wqk.sameness.finders`) propose findings. The printed code of a repair is run, and counts
-if the block is then the same. What remains is explained by forms (`wqk.sameness.form_causes`).
+contain (`wqk.sameness.block_weights`). The finders (`wqk.sameness.finders`) propose findings. Each
+*attempt* is a list of findings, whose printed repairs are run together. Circuits that then still
+differ are explained by their forms (`wqk.sameness.form_causes`), or else by their distance. The
+explanation of the block is the best attempt.
 
 Axes: H query heads, G key heads, R head width, D model width.
 """
@@ -72,7 +73,7 @@ def diagnose(
     neighbors: Sequence[AttentionPlan],
     tolerance: float,
     circuits: Sequence[str],
-    measured: Mapping[str, CircuitDifference],
+    differences: Mapping[str, CircuitDifference],
 ) -> tuple[Mismatch, ...]:
     """Return the best explanation of a block that differs: the fewest causes that suffice.
 
@@ -84,47 +85,63 @@ def diagnose(
         The reference's other blocks, whose weights the candidate may contain.
     tolerance
         The relative distance that is allowed besides rounding.
-    circuits, measured
-        The circuits to explain, and those of them that differ.
+    circuits
+        The circuits to explain.
+    differences
+        The difference of each circuit that differs, by the circuit's name.
     """
     completed = completed_block(models, pair)
-    if completed is not None:  # tensors that the file lacks are known; the remaining is explained
+    if completed is not None:
+        # Missing tensors are a cause that is known already: only further differences are explained.
         models, pair = (models[0], completed.model), (pair[0], completed.plan)
         checkpoints = [model.checkpoint for model in models]
-        measured = compare(checkpoints, pair, tolerance, circuits)
-        if not measured:
+        differences = compare(checkpoints, pair, tolerance, circuits)
+        if not differences:
             return ()
     checkpoints = [model.checkpoint for model in models]
     means = _averaged_heads(pair, checkpoints)
     if means is not None:
         return (means,)
-    form = form_restored(models, pair)
     explanations: list[BlockExplanation] = []
-    for setting_of_form in (None,) if form is None else (form, None):
-        settings: list[Mismatch] = []
-        plan = pair[1]
-        if setting_of_form is not None:
-            cause, plan = setting_of_form
-            settings.append(cause)
-        rotary = rotary_repaired(models, (pair[0], plan))
-        if rotary is not None:
-            cause, rotated = rotary
-            settings.append(cause)
-            plan = replace(plan, rotary=rotated.rotary, axial=rotated.axial)
+    for settings, plan in _plans_with_settings(models, pair):
         block = _DifferingBlock(
             checkpoints=checkpoints,
             pair=(pair[0], plan),
             neighbors=neighbors,
             tolerance=tolerance,
             circuits=circuits,
-            measured=measured,
+            differences=differences,
             settings=settings,
         )
         explanations += block.explanations()
         best = min(explanations, key=lambda explanation: explanation.rank)
-        if best.rank == (0, 0, len(settings)):
+        needs_settings_alone = best.rank == (0, 0, len(settings))
+        if needs_settings_alone:
             break
     return best.causes
+
+
+def _plans_with_settings(
+    models: Sequence[Model], pair: PlanPair
+) -> Iterator[tuple[list[Mismatch], AttentionPlan]]:
+    """Yield causes of wrong settings, and the candidate's plan with these settings set right.
+
+    First, the settings of the form and of rotary positions are set right; if settings of the form
+    are wrong, those of rotary positions are then set right alone.
+    """
+    form = form_restored(models, pair)
+    for restored_form in (None,) if form is None else (form, None):
+        settings: list[Mismatch] = []
+        plan = pair[1]
+        if restored_form is not None:
+            cause, plan = restored_form
+            settings.append(cause)
+        rotary = rotary_repaired(models, (pair[0], plan))
+        if rotary is not None:
+            cause, rotated = rotary
+            settings.append(cause)
+            plan = replace(plan, rotary=rotated.rotary, axial=rotated.axial)
+        yield settings, plan
 
 
 class _DifferingBlock:
@@ -132,7 +149,7 @@ class _DifferingBlock:
 
     Parameters
     ----------
-    checkpoints, pair, neighbors, tolerance, circuits, measured
+    checkpoints, pair, neighbors, tolerance, circuits, differences
         As for `diagnose`; the candidate's plan follows from the right settings.
     settings
         The causes of the settings that were set right.
@@ -146,7 +163,7 @@ class _DifferingBlock:
         neighbors: Sequence[AttentionPlan],
         tolerance: float,
         circuits: Sequence[str],
-        measured: Mapping[str, CircuitDifference],
+        differences: Mapping[str, CircuitDifference],
         settings: Sequence[Mismatch],
     ) -> None:
         self._checkpoints = checkpoints
@@ -154,71 +171,78 @@ class _DifferingBlock:
         self._neighbors = neighbors
         self._tolerance = tolerance
         self._circuits = circuits
-        self._measured = measured
+        self._differences = differences
         self._settings = settings
-        self._expected = BlockWeights(checkpoints, pair)
+        self._weights = BlockWeights(checkpoints, pair)
 
     def explanations(self) -> Iterator[BlockExplanation]:
-        """Yield explanations, and end after one that is a single cause and suffices."""
-        for findings in _attempts(self._expected, self._neighbors, bool(self._settings)):
-            causes = [self._expected.mismatch(finding) for finding in findings]
+        """Yield an explanation for each attempt; end after a single cause that suffices."""
+        for findings in _attempts(self._weights, self._neighbors, bool(self._settings)):
+            causes = [self._weights.mismatch(finding) for finding in findings]
             differences = self._differences_after(causes)
             if len(causes) > 1:
                 causes = self._needed(causes, differences)
-            remaining = [
+            causes_of_forms = [
                 self._with_steps_that_suffice(cause, causes)
-                for cause in _causes_of_forms(differences, self._expected)
+                for cause in _causes_of_forms(differences, self._weights)
             ]
+            unexplained = [cause for cause in causes_of_forms if cause.unexplained]
             explanation = BlockExplanation(
-                causes=(*causes, *self._settings, *remaining),
-                unexplained=sum(cause.unexplained for cause in remaining),
-                far=sum(cause.unexplained and not cause.is_close for cause in remaining),
-                without_steps=sum(not cause.steps for cause in remaining),
+                causes=(*causes, *self._settings, *causes_of_forms),
+                unexplained=len(unexplained),
+                far=sum(not cause.is_close for cause in unexplained),
+                without_steps=sum(not cause.steps for cause in causes_of_forms),
             )
             yield explanation
             if not differences and len(explanation.causes) == 1:
                 break
-        self._expected.clear()
+        self._weights.clear()
 
     def _differences_after(self, causes: Sequence[Mismatch]) -> dict[str, CircuitDifference]:
-        """Run the printed repairs of causes; return the circuits that still differ."""
-        plan = self._expected.plan
-        arrays = {**self._expected.added, **self._repaired(causes)}
-        concerned: list[str] = []
+        """Run the printed repairs of causes; return the differences of circuits that remain."""
+        plan = self._weights.plan
+        changed_arrays = {**self._weights.added, **self._repaired(causes)}
+        circuits: list[str] = []
         for circuit in self._circuits:
             names = {part.name for part in circuit_parts(plan, circuit)}
-            is_changed = not names.isdisjoint(arrays)
-            if self._settings or is_changed or circuit in self._measured:
-                concerned.append(circuit)
-        if not (arrays or self._settings):
-            return {circuit: self._measured[circuit] for circuit in concerned}
+            is_changed = not names.isdisjoint(changed_arrays)
+            if self._settings or is_changed or circuit in self._differences:
+                circuits.append(circuit)
+        if not (changed_arrays or self._settings):
+            return {circuit: self._differences[circuit] for circuit in circuits}
         reference, candidate = self._checkpoints
-        if arrays:
-            candidate = Overlay(candidate, arrays)
+        if changed_arrays:
+            candidate = Overlay(candidate, changed_arrays)
         pair = (self._reference_plan, plan)
-        return compare((reference, candidate), pair, self._tolerance, concerned)
+        return compare((reference, candidate), pair, self._tolerance, circuits)
 
     def _repaired(self, causes: Sequence[Mismatch]) -> dict[str, np.ndarray]:
         """Run the printed repairs of causes on the block's tensors; return those that changed."""
-        tensors = ProgramTensors(self._expected.actual_arrays())
+        tensors = ProgramTensors(self._weights.actual_arrays())
         for cause in causes:
-            reference = ProgramTensors(self._expected.expected_arrays())
-            run(cause.repair, tensors, reference, adapter=self._expected.adapter())
+            reference = ProgramTensors(self._weights.expected_arrays())
+            run(cause.repair, tensors, reference, adapter=self._weights.adapter())
         return tensors.changed
 
     def _needed(
         self, causes: Sequence[Mismatch], differences: Mapping[str, CircuitDifference]
     ) -> list[Mismatch]:
-        """Return the causes without which more circuits differ, or one differs by more."""
+        """Return the causes without which more circuits differ, or one differs by more.
+
+        ``differences`` are those that remain after the repairs of all causes.
+        """
         needed = list(causes)
         for cause in causes:
-            fewer = [needed_cause for needed_cause in needed if needed_cause is not cause]
-            if not _differ_more(self._differences_after(fewer), differences):
-                needed = fewer
+            without_cause = [member for member in needed if member is not cause]
+            if not _differ_more(self._differences_after(without_cause), differences):
+                needed = without_cause
         return needed
 
     def _with_steps_that_suffice(self, cause: Mismatch, causes: Sequence[Mismatch]) -> Mismatch:
-        """Return a cause of forms; without its steps if its circuit differs after them."""
+        """Return a cause of forms; without its steps if its circuit still differs after them.
+
+        ``causes`` are the causes of stored weights, whose steps are run first.
+        """
         circuit = cause.facts.get("circuit", SCORES)
         if not cause.steps or circuit not in self._differences_after([*causes, cause]):
             return cause
@@ -226,14 +250,14 @@ class _DifferingBlock:
 
 
 def _differ_more(
-    differences: Mapping[str, CircuitDifference], others: Mapping[str, CircuitDifference]
+    differences: Mapping[str, CircuitDifference], allowed: Mapping[str, CircuitDifference]
 ) -> bool:
-    """Return whether circuits differ that others do not, or by more than twice as much."""
+    """Return whether more circuits differ than allowed, or one by more than twice as much."""
     for circuit, difference in differences.items():
-        if circuit not in others:
+        if circuit not in allowed:
             return True
         distance = difference.distances.relative.max()
-        if distance > FARTHER * others[circuit].distances.relative.max():
+        if distance > FARTHER * allowed[circuit].distances.relative.max():
             return True
     return False
 
@@ -244,6 +268,15 @@ def _attempts(
     """Yield findings that may together make the blocks the same.
 
     These are all findings, those of weights alone, those with the norms folded in, or none.
+
+    Parameters
+    ----------
+    block
+        The weights of the block.
+    neighbors
+        The reference's other blocks, whose weights the block may contain.
+    has_settings
+        Whether settings were set right, which may be all that differed.
     """
     if has_settings:
         yield []
@@ -255,11 +288,13 @@ def _attempts(
     if not has_settings and are_factors and has_own_queries:
         yield []  # scores contain the factors of queries and keys together
     yield findings
-    of_weights = [finding for finding in findings if finding.kind not in (Kind.BIASES, Kind.NORM)]
-    if len(of_weights) < len(findings):
-        yield of_weights
+    findings_of_weights = [
+        finding for finding in findings if finding.kind not in (Kind.BIASES, Kind.NORM)
+    ]
+    if len(findings_of_weights) < len(findings):
+        yield findings_of_weights
     if len(findings) > 1 and Kind.NORM in kinds:
-        yield block.folded()
+        yield block.find_folded_orders()
     if findings and not has_settings:
         yield []
 
@@ -271,23 +306,29 @@ def _causes_of_forms(
     differences: Mapping[str, CircuitDifference], block: BlockWeights
 ) -> Iterator[Mismatch]:
     """Yield the causes that forms show of circuits that differ, or else the distance."""
-    plan = block.plan
     for circuit, difference in differences.items():
-        distances = difference.distances
-        causes = difference.explained
-        if not causes:
-            relative, shares = distances.relative.max(axis=0), distances.shares.max(axis=0)
-            causes = (mismatches.unexplained(relative, shares),)
-        for cause in causes:
-            if circuit != SCORES:
+        for cause in difference.causes or (_distance_alone(difference),):
+            if circuit == SCORES:
+                steps = cause.steps or _steps_of_form(cause, block)
+                facts = {"tensors": _tensors_of_scores(cause, block.plan), **cause.facts}
+                yield replace(cause, steps=steps, facts=facts)
+            else:
                 steps = _steps_of_form(cause, block, circuit)
                 yield replace(cause_of_circuit(circuit, cause), steps=steps)
-                continue
-            tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
-            if plan.query.bias is not None and cause.verdict is Kind.SCALED:
-                tensors[plan.query.bias.name] = "bias of the query"
-            steps = cause.steps or _steps_of_form(cause, block)
-            yield replace(cause, steps=steps, facts={"tensors": tensors, **cause.facts})
+
+
+def _distance_alone(difference: CircuitDifference) -> Mismatch:
+    """Return the cause of a circuit of which only the distance is known."""
+    distances = difference.distances
+    return mismatches.unexplained(distances.relative.max(axis=0), distances.shares.max(axis=0))
+
+
+def _tensors_of_scores(cause: Mismatch, plan: AttentionPlan) -> dict[str, str]:
+    """Return the roles of the tensors that a cause of scores concerns, by name."""
+    tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
+    if plan.query.bias is not None and cause.verdict is Kind.SCALED:
+        tensors[plan.query.bias.name] = "bias of the query"
+    return tensors
 
 
 def cause_of_circuit(circuit: str, cause: Mismatch) -> Mismatch:
@@ -331,10 +372,11 @@ def _steps_of_heads(heads: tuple[int, ...], block: BlockWeights) -> tuple[Step, 
 
 def _steps_of_pairing(cause: Mismatch, block: BlockWeights) -> tuple[Step, ...]:
     """Return the steps that undo a pairing of query head h with key head h mod G; else none."""
-    query, groups = block.plan.query, cause.facts["groups"]
-    for head, key_head in zip(cause.facts["query_heads"], cause.facts["key_heads"], strict=True):
-        if key_head != head % groups:
-            return ()
+    query = block.plan.query
+    groups: int = cause.facts["groups"]
+    query_heads, key_heads = cause.facts["query_heads"], cause.facts["key_heads"]
+    if any(key != head % groups for head, key in zip(query_heads, key_heads, strict=True)):
+        return ()
     shape = (query.heads // groups, groups, query.head_width)
     return block.side_steps("query", Permute(0, Axes(shape, (1, 0, 2))))
 
@@ -344,18 +386,17 @@ def _steps_of_pairing(cause: Mismatch, block: BlockWeights) -> tuple[Step, ...]:
 
 def _averaged_heads(pair: PlanPair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:
     """Return the cause of key and value heads that are means of several of the reference's."""
-    for name in ("key", "value"):
-        projections = [_projection_of(plan, name) for plan in pair]
-        if None in projections:
+    for side in ("key", "value"):
+        source, target = (_projection_of(plan, side) for plan in pair)
+        if source is None or target is None:
             return None
-        first, second = (projection for projection in projections if projection is not None)
-        if first.heads % second.heads or first.heads == second.heads:
+        if source.heads % target.heads or source.heads == target.heads:
             return None
-        reference = first.take(checkpoints[0].read([first.part])[0])
-        candidate = second.take(checkpoints[1].read([second.part])[0])
-        means = reference.reshape(len(candidate), -1, *reference.shape[1:]).mean(axis=1)
+        expected = source.take(checkpoints[0].read([source.part])[0])
+        actual = target.take(checkpoints[1].read([target.part])[0])
+        means = expected.reshape(len(actual), -1, *expected.shape[1:]).mean(axis=1)
         tolerance = SAME_SHARE * means.std()
-        if means.shape != candidate.shape or not np.allclose(means, candidate, atol=tolerance):
+        if means.shape != actual.shape or not np.allclose(means, actual, atol=tolerance):
             return None
     plan = pair[1]
     counts = pair[0].key.heads, plan.key.heads

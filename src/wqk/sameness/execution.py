@@ -113,7 +113,7 @@ class Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's array of a tensor, or of the tensors of an index."""
+    """Return the array of a tensor, or an index with arrays instead of tensors."""
     if isinstance(value, Tensor):
         return value.array
     if isinstance(value, tuple):

@@ -28,7 +28,7 @@ EXPERTS = re.compile(r"^(?P<module>(?:.*?\.)?)(?:experts|\w+_exps)\.(?:(?P<numbe
 # Tensors that choose among the experts of the same module: weights, biases of the choice.
 ROUTER = re.compile(r"(?:^|\.)(?:gate|router|wg|ffn_gate_inp|exp_probs_b)(?:\.|$)")
 # The setting of the number of groups that experts are chosen by, and the bias of such a choice.
-GROUPS = re.compile(r"(?:^|[._])(?:n_groups?|num_expert_groups?|expert_group_count)$")
+EXPERT_GROUPS = re.compile(r"(?:^|[._])(?:n_groups?|num_expert_groups?|expert_group_count)$")
 CORRECTED = re.compile(r"correction_bias|exp_probs_b")
 # Number of compared parts after which experts are taken to lie in an order.
 SAMPLED_EXPERTS = 8
@@ -234,7 +234,7 @@ def _group_count(config: Mapping[str, Any]) -> int | None:
     for key, value in config.items():
         if isinstance(value, Mapping):
             counts.append(_group_count(value))
-        elif GROUPS.search(str(key)):
+        elif EXPERT_GROUPS.search(str(key)):
             counts.append(value)
     return max((count for count in counts if isinstance(count, int)), default=None)
 

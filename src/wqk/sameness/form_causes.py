@@ -32,7 +32,7 @@ from wqk.sameness.blocks import (
     ProductsOfPair,
     Scoring,
     distances,
-    fitted,
+    fit_factors,
     inner_products,
     positions,
     same_rotation,
@@ -46,6 +46,7 @@ from wqk.sameness.circuits import (
     sides_of,
 )
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.permutations import OPPOSITE_ORDERS
 from wqk.sameness.rotary_settings import other_rotary
 from wqk.sameness.stored_tensors import equal_parts
 from wqk.sameness.tolerances import ALIKE_FORMS, DEVIATIONS_OF_FACTOR, IN_PLACE, WITH_OWN_KEY
@@ -58,77 +59,104 @@ class CircuitDifference(NamedTuple):
     ----------
     distances
         The distances of the forms.
-    explained
+    causes
         The changes after which the candidate's forms are the reference's; None if the forms do not
         show them.
     """
 
     distances: Distances
-    explained: tuple[Mismatch, ...] | None
+    causes: tuple[Mismatch, ...] | None
 
 
 def compare(
     checkpoints: Sequence[Checkpoint], pair: PlanPair, tolerance: float, circuits: Sequence[str]
 ) -> dict[str, CircuitDifference]:
-    """Return the circuits of two blocks that differ, by name."""
+    """Return the difference of each circuit in which two blocks differ, by the circuit's name.
+
+    Parameters
+    ----------
+    checkpoints, pair
+        The reference and the candidate, and the plans of the two blocks.
+    tolerance
+        Relative distance that is accepted although rounding does not explain it.
+    circuits
+        The circuits that are compared. A circuit that a block lacks, or whose sizes differ, is left
+        out.
+    """
     differences: dict[str, CircuitDifference] = {}
     is_local = checkpoints[0].bytes_fetched is None  # other stores fetch whole weights at once
     for circuit in circuits:
         if is_local and identical(checkpoints, pair, circuit, reads_numbers=True):
             continue
-        both = scorings(checkpoints, pair, circuit)
-        if both is None or not comparable(*both):
+        forms = scorings(checkpoints, pair, circuit)
+        if forms is None or not comparable(*forms):
             continue
-        difference = measure(*both, tolerance)
+        difference = measure(*forms, tolerance)
         if not difference.distances.agree:
             differences[circuit] = difference
     return differences
 
 
 def measure(reference: Scoring, candidate: Scoring, tolerance: float) -> CircuitDifference:
-    """Measure the distances of two circuits; where they differ, find what the forms show."""
-    products = inner_products(reference, candidate, candidate.own)
-    # Computed at the same time, and kept by the scorings.
+    """Measure the distances of a circuit of two blocks; if they differ, find what the forms show.
+
+    ``tolerance`` is a relative distance that is accepted in any case.
+    """
+    products = inner_products(reference, candidate, candidate.own_match)
+    # Probes are computed at the same time, and kept by the scorings.
     has_many_numbers = reference.query.weight.size > MANY
     side_by_side(attrgetter("probes"), (reference, candidate), many=has_many_numbers)
-    in_place = distances(reference, candidate, products, tolerance)
-    match = None if in_place.agree else matched(reference, candidate)
+    distances_in_place = distances(reference, candidate, products, tolerance)
+    if distances_in_place.agree:
+        return CircuitDifference(distances_in_place, None)
+    match = matching_heads(reference, candidate)
     if match is None:
-        return CircuitDifference(in_place, None)
-    if not all(map(np.array_equal, match, candidate.own)):
+        return CircuitDifference(distances_in_place, None)
+    if not all(map(np.array_equal, match, candidate.own_match)):
         products = inner_products(reference, candidate, match)
-    causes = _explained(reference, candidate, match, products, in_place)
-    return CircuitDifference(in_place, causes)
+    causes = _find_causes(reference, candidate, match, products, distances_in_place.tolerance)
+    return CircuitDifference(distances_in_place, causes)
 
 
-def _explained(
+def _find_causes(
     reference: Scoring,
     candidate: Scoring,
     match: HeadMatch,
     products: ProductsOfPair,
-    in_place: Distances,
+    tolerance: np.ndarray,
 ) -> tuple[Mismatch, ...] | None:
-    """Return the changes of the candidate, given the heads that match, and their products.
+    """Return the changes of the candidate, given the heads that match.
 
-    None if the matching heads, each with a factor, differ in either order of rotary pairs.
+    Parameters
+    ----------
+    reference, candidate
+        The circuit in both blocks.
+    match, products
+        The candidate's heads that match, and the inner products of the forms of these heads.
+    tolerance
+        The distances that are accepted without a change, (distances, H).
+
+    Returns
+    -------
+    tuple of Mismatch or None
+        None if the matching heads, each with a factor, differ in either order of rotary pairs.
     """
     # Rotations change no form at distance 0.
-    factors, residual = fitted(reference, candidate, products, DISTANCES[:1])
-    if not _is_explained(factors, residual, in_place.tolerance[:1]):
+    factors, residual = fit_factors(reference, candidate, products, DISTANCES[:1])
+    if not _is_explained(factors, residual, tolerance[:1]):
         return None
-    rotations = [candidate.turning]
-    if candidate.turning is not None:
-        exchanged = {"half": "interleaved", "interleaved": "half"}
-        order = exchanged[candidate.turning.order]
-        rotations.append(replace(candidate.turning, order=order))
+    rotations = [candidate.rotation]
+    if candidate.rotation is not None:
+        order = OPPOSITE_ORDERS[candidate.rotation.order]
+        rotations.append(replace(candidate.rotation, order=order))
     for rotation in rotations:
         rotated = products._replace(
-            across=products.across._replace(rotations=(reference.turning, rotation)),
+            across=products.across._replace(rotations=(reference.rotation, rotation)),
             candidate=products.candidate._replace(rotations=(rotation, rotation)),
         )
         compared_at = positions(reference, candidate)
-        factors, residual = fitted(reference, candidate, rotated, compared_at)
-        if _is_explained(factors, residual, in_place.tolerance):
+        factors, residual = fit_factors(reference, candidate, rotated, compared_at)
+        if _is_explained(factors, residual, tolerance):
             # Rounding of the weights, (H, R, D), moves the factor of a form by at most this share.
             inputs = min(reference.query.weight.shape[-1], reference.key.weight.shape[-1])
             deviation = float(residual.relative[0].max()) / math.sqrt(inputs)
@@ -156,40 +184,40 @@ def _causes(
     ``uncertainty`` is the relative difference of a factor that rounding explains.
     """
     query_heads, key_heads = match
-    if not np.array_equal(candidate.own.key_heads[query_heads], key_heads):
+    if not np.array_equal(candidate.own_match.key_heads[query_heads], key_heads):
         yield mismatches.pairing(query_heads, key_heads, len(candidate.key.weight))
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
         yield mismatches.head_order(query_heads)
-    if not same_rotation(rotation, candidate.turning):
-        yield Mismatch(Kind.ROTARY, other_rotary(rotation, candidate.turning))
+    if not same_rotation(rotation, candidate.rotation):
+        yield Mismatch(Kind.ROTARY, other_rotary(rotation, candidate.rotation))
     if (factors != 1).any():
         factors_of_candidate = 1 / factors
         yield mismatches.scaled(factors_of_candidate.tolist(), reference.width, uncertainty)
 
 
 def signature(scoring: Scoring) -> Float[np.ndarray, "H P2"]:
-    """Return the scores of random probes by every head, of norm 1: a short mark of its form."""
+    """Return a short mark of each head's form: the scores of P × P random probes, of norm 1."""
     query, key = scoring.probes
-    scores = _scores_of_probes(query, key[scoring.own.key_heads])
+    scores = _scores_of_probes(query, key[scoring.own_match.key_heads])
     return scores.reshape(len(scores), -1)
 
 
-def matched(reference: Scoring, candidate: Scoring) -> HeadMatch | None:
+def matching_heads(reference: Scoring, candidate: Scoring) -> HeadMatch | None:
     """Return the candidate's query and key heads that are most like each head of the reference.
 
     Heads are compared at distance 0, by random probes. None if a head has none that is like it.
     """
     query, key = candidate.probes
     scores_of_pairs = _scores_of_probes(query[:, None], key[None])  # (H, G, P, P)
-    scores = signature(reference).reshape(-1, *scores_of_pairs.shape[2:])
-    likeness = np.abs(np.einsum("hij,qkij->hqk", scores, scores_of_pairs))
+    scores = signature(reference).reshape(-1, *scores_of_pairs.shape[2:])  # (H, P, P)
+    likeness = np.abs(np.einsum("hij,qkij->hqk", scores, scores_of_pairs))  # (H, H, G)
     # Pruned heads, whose scores are zero, are alike.
     are_zero = (scores == 0).all(axis=(-2, -1))
     are_zero_pairs = (scores_of_pairs == 0).all(axis=(-2, -1))
     likeness[are_zero[:, None, None] & are_zero_pairs] = 1
     heads = np.arange(len(scores))
     likeness[heads, heads] += IN_PLACE
-    likeness[:, heads, candidate.own.key_heads] += WITH_OWN_KEY
+    likeness[:, heads, candidate.own_match.key_heads] += WITH_OWN_KEY
     by_head = likeness.reshape(len(heads), -1)
     if (by_head.max(axis=1) <= ALIKE_FORMS).any():
         return None
@@ -225,10 +253,10 @@ def identical(
     for plan in pair:
         scale = 1.0 if circuit == VALUES else plan.score_scale
         texts.append(repr((sides_of(plan, circuit), scale)))
-    # Corresponding tensors may have different names.
+    # Corresponding tensors may have different names, which are replaced by numbers.
     for number, parts in enumerate(zip(reference_parts, candidate_parts, strict=False)):
-        for side, part in enumerate(parts):
-            texts[side] = texts[side].replace(repr(part.name), f"#{number}")
+        for model, part in enumerate(parts):
+            texts[model] = texts[model].replace(repr(part.name), f"#{number}")
     if texts[0] != texts[1]:
         return False
     rotations = [rotation_of(plan, circuit) for plan in pair]

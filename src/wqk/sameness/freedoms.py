@@ -14,7 +14,7 @@ from wqk.sameness.folded_mixers import with_folded_mixers
 from wqk.sameness.form_causes import CircuitDifference
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.outcomes import ATTENTION
-from wqk.sameness.stream import folded, turned
+from wqk.sameness.stream import moved_gains, rotated_stream
 from wqk.sameness.tensor_names import layer_prefix
 from wqk.sameness.tensor_roles import parts_outside_forms, roles
 from wqk.sameness.tolerances import ROTATED
@@ -47,14 +47,14 @@ def in_candidates_terms(
     smoothed, notes = with_folded_mixers((reference, candidate), names)
     reference = smoothed or reference
     if "stream" in up_to:
-        rotated, text = turned((reference, candidate), names)
+        rotated, text = rotated_stream((reference, candidate), names)
         if rotated is None:
             notes.append(f"up to the stream: {text}")
         else:
             notes.append(f"the residual stream {text}")
             reference, tolerance = rotated, max(tolerance, ROTATED)
     if is_whole:
-        for view in (folded, partial(renumbered, neurons="neurons" in up_to)):
+        for view in (moved_gains, partial(renumbered, neurons="neurons" in up_to)):
             changed, texts = view((reference, candidate), names)
             reference = changed or reference
             notes += texts
@@ -103,14 +103,22 @@ def _has_numbered_heads(plan: AttentionPlan, shapes: Sequence[tuple[int, ...]]) 
 
 
 def order_of_heads(
-    block: BlockComparison, apart: Mapping[str, CircuitDifference]
+    block: BlockComparison, differences: Mapping[str, CircuitDifference]
 ) -> tuple[int, ...]:
-    """Return the order of heads in which all circuits are the same; () without such an order."""
-    if {*apart} != {SCORES, *block.beside}:
+    """Return the order of heads in which all circuits are the same; () without such an order.
+
+    Parameters
+    ----------
+    block
+        The comparison of the two blocks.
+    differences
+        The difference of each circuit that differs, by the circuit's name.
+    """
+    if {*differences} != {SCORES, *block.beside}:
         return ()
     orders = set()
-    for circuit in apart.values():
-        causes = circuit.explained or ()
-        is_order = len(causes) == 1 and causes[0].verdict == Kind.HEADS
+    for difference in differences.values():
+        causes = difference.causes or ()
+        is_order = len(causes) == 1 and causes[0].verdict is Kind.HEADS
         orders.add(causes[0].heads if is_order else ())
     return orders.pop() if len(orders) == 1 else ()

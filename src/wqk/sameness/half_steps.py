@@ -50,7 +50,10 @@ def is_coded_alone(infos: Sequence[TensorInfo]) -> bool:
 def half_steps(
     actual: Float[np.ndarray, "n d"], shared: int
 ) -> tuple[Float[np.ndarray, "m b"], Float[np.ndarray, "m b"]]:
-    """Distances from each entry to the ends of its rounding cell, below and above.
+    """Return the distances from each entry to the ends of its rounding cell, below and above.
+
+    A *level* is a number that entries of one scale take; half a step lies between an entry and the
+    middle of the gap to the next level.
 
     Parameters
     ----------
@@ -73,38 +76,55 @@ def half_steps(
     """
     stretches = np.asarray(actual, np.float64).reshape(-1, shared)
     ascending = np.sort(stretches, axis=1)
+    smallest, largest = ascending[:, :1], ascending[:, -1:]
     gaps = np.diff(ascending, axis=1)
-    spans = ascending[:, -1:] - ascending[:, :1]
-    is_level = gaps > SAME_LEVEL * np.where(spans > 0, spans, 1.0)
-    least = np.where(is_level, gaps, np.inf).min(axis=1, initial=np.inf, keepdims=True)
-    ratios = np.where(is_level, gaps / np.where(least > 0, least, 1.0), 1.0)
-    if (np.abs(ratios - np.round(ratios)) < EVEN_STEPS).mean() > 1 - EVEN_STEPS:
+    spans = largest - smallest
+    is_new_level = gaps > SAME_LEVEL * np.where(spans > 0, spans, 1.0)
+    gaps_of_levels = np.where(is_new_level, gaps, np.inf)
+    least_gap = gaps_of_levels.min(axis=1, initial=np.inf, keepdims=True)
+    ratios = np.where(is_new_level, gaps / np.where(least_gap > 0, least_gap, 1.0), 1.0)
+    is_whole = np.abs(ratios - np.round(ratios)) < EVEN_STEPS
+    if is_whole.mean() > 1 - EVEN_STEPS:
         # Equal steps; a stretch may by chance hold no two neighboring levels.
-        half = np.broadcast_to(least / 2, stretches.shape)
-        lower, upper = half.copy(), half.copy()
+        half_step = np.broadcast_to(least_gap / 2, stretches.shape)
+        lower, upper = half_step.copy(), half_step.copy()
     else:
-        lower, upper = _uneven(stretches, ascending, gaps, is_level)
-    at_end = (stretches <= ascending[:, :1]) | (stretches >= ascending[:, -1:])
-    lower[at_end] = upper[at_end] = np.inf
+        lower, upper = _uneven_half_steps(stretches, gaps, is_new_level)
+    is_at_end = (stretches <= smallest) | (stretches >= largest)
+    lower[is_at_end] = np.inf
+    upper[is_at_end] = np.inf
     return lower, upper
 
 
-def _uneven(
-    stretches: np.ndarray, ascending: np.ndarray, gaps: np.ndarray, is_level: np.ndarray
+def _uneven_half_steps(
+    stretches: np.ndarray, gaps: np.ndarray, is_new_level: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Half the distances to the next levels that occur, below and above."""
+    """Return half the distances to the next levels that occur, below and above, (m, B).
+
+    Parameters
+    ----------
+    stretches
+        Entries of one scale each, (m, B).
+    gaps
+        Differences of neighboring entries in ascending order, (m, B - 1).
+    is_new_level
+        Whether a gap lies between two levels, and is not rounding alone, (m, B - 1).
+    """
     rows, count = stretches.shape
     places = np.arange(count)
     always = np.ones((rows, 1), bool)
-    # In ascending order, the last place of each entry's level, and the first one.
-    last_places = np.where(np.hstack([is_level, always]), places, count)
-    last = np.minimum.accumulate(last_places[:, ::-1], axis=1)[:, ::-1]
-    first_places = np.where(np.hstack([always, is_level]), places, -1)
-    first = np.maximum.accumulate(first_places, axis=1)
+    # The first and the last place of each entry's level, in ascending order.
+    begins_level = np.hstack([always, is_new_level])
+    ends_level = np.hstack([is_new_level, always])
+    first = np.maximum.accumulate(np.where(begins_level, places, -1), axis=1)
+    from_end = np.where(ends_level, places, count)[:, ::-1]
+    last = np.minimum.accumulate(from_end, axis=1)[:, ::-1]
+    # Gap i lies before place i; there is no gap before the first place and after the last one.
     outside = np.full((rows, 1), np.inf)
-    gaps_around = np.hstack([outside, gaps, outside])
-    lower = np.take_along_axis(gaps_around, first, axis=1) / 2
-    upper = np.take_along_axis(gaps_around, last + 1, axis=1) / 2
+    gaps_before = np.hstack([outside, gaps, outside])
+    lower = np.take_along_axis(gaps_before, first, axis=1) / 2
+    upper = np.take_along_axis(gaps_before, last + 1, axis=1) / 2
+    # Back to the order in which the entries are stored.
     order = np.argsort(stretches, axis=1, kind="stable")
     ranks = np.argsort(order, axis=1)
     return np.take_along_axis(lower, ranks, axis=1), np.take_along_axis(upper, ranks, axis=1)
@@ -116,7 +136,7 @@ def share_beyond_half_step(
     shared: int,
     rounding: float = 0.0,
 ) -> float:
-    """Share of entries that lie farther from their code than half a step of their own scale.
+    """Return the share of entries farther from their code than half a step of their own scale.
 
     Parameters
     ----------
@@ -155,7 +175,19 @@ def share_beyond_half_step(
 def ratio_of_scales(
     expected: Float[np.ndarray, "n d"], actual: Float[np.ndarray, "n d"], shared: int
 ) -> np.ndarray | None:
-    """Factors of the scales of two quantized weights with equal codes; None if codes differ.
+    """Return the factors of the scales of two quantized weights with equal codes.
+
+    Parameters
+    ----------
+    expected, actual
+        Dequantized numbers of both weights.
+    shared
+        Number of neighboring entries that share a scale.
+
+    Returns
+    -------
+    ndarray or None
+        A factor for each scale; None if codes differ.
 
     Examples
     --------
@@ -166,13 +198,13 @@ def ratio_of_scales(
     """
     if expected.shape != actual.shape or shared < 2 or actual.size % shared:
         return None
-    first = np.asarray(expected, np.float64).reshape(-1, shared)
-    second = np.asarray(actual, np.float64).reshape(-1, shared)
-    squares = np.square(first).sum(axis=1)
-    products = (first * second).sum(axis=1)
+    w = np.asarray(expected, np.float64).reshape(-1, shared)
+    v = np.asarray(actual, np.float64).reshape(-1, shared)
+    squares = np.square(w).sum(axis=1)
+    products = (w * v).sum(axis=1)
     factors = products / np.where(squares > 0, squares, 1.0)
-    residual = np.abs(second - factors[:, None] * first).max(axis=1)
-    allowed = SAME_FACTOR * np.abs(second).max(axis=1)
+    residual = np.abs(v - factors[:, None] * w).max(axis=1)
+    allowed = SAME_FACTOR * np.abs(v).max(axis=1)
     if (residual > allowed).any():
         return None
     return np.where(squares > 0, factors, 1.0)

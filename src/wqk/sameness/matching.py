@@ -1,7 +1,8 @@
 """Rows that are searched for among the rows of another array.
 
-A row is compared by its sketch, its products with a few random directions. Cosines of whole rows
-confirm a match.
+A row is compared by its *sketch*, its products with a few random directions, scaled to norm 1.
+Cosines of whole rows confirm a match. The sign of a cosine is ignored everywhere in this file: rows
+with another sign are the same rows, and the sign is found later.
 
 Axes: n rows, m rows of another array, D columns, S columns of a sketch.
 """
@@ -23,7 +24,7 @@ STRETCH = 512
 # Rows whose products are summed at a time, which stay in a cache.
 CACHED_ROWS = 64
 # The label of rows of zeros, which are no row's nearest.
-ZERO = -1
+LABEL_OF_ZEROS = -1
 
 
 def largest(values: np.ndarray) -> float:
@@ -32,22 +33,22 @@ def largest(values: np.ndarray) -> float:
 
 
 def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
-    """Return whether no two numbers of two arrays are farther apart than a bound."""
-    stretches = (slice(start, start + STRETCH) for start in range(0, len(a), STRETCH))
+    """Return whether no two numbers of two arrays of one shape differ by more than a bound."""
+    stretches = _stretches(len(a), STRETCH)
     return all(largest(a[stretch] - b[stretch]) <= bound for stretch in stretches)
 
 
 def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return whether two arrays are equal, up to a share of their size."""
+    """Return whether two arrays are equal, up to a share of their root mean square and maximum."""
     root_mean_square = float(np.linalg.norm(a)) / max(1, a.size) ** 0.5
     bound = 2 * SAME_SHARE * (root_mean_square + largest(a))
     return a.shape == b.shape and within(a, b, bound)
 
 
 def sketch(rows: np.ndarray) -> np.ndarray:
-    """Return rows (n, D) in random directions, (n, S), scaled to norm 1.
+    """Return the sketches (n, S) of rows (n, D): of norm 1, or 0 for rows of zeros.
 
-    Rows of up to as many columns as there are directions keep their columns.
+    Rows of up to `DIRECTIONS` columns keep their columns.
     """
     width = rows.shape[1]
     if width > DIRECTIONS:
@@ -59,10 +60,20 @@ def sketch(rows: np.ndarray) -> np.ndarray:
     return np.asarray(rows / divisors, np.float32)
 
 
+def sketch_cosines(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """Return the approximate cosine of corresponding rows, (n,), from their sketches (n, S)."""
+    return np.asarray(np.abs((expected * actual).sum(axis=1)))
+
+
 def nearest(sketches: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the most similar of other rows (m, S) for each row (n, S), whatever the sign.
+    """Return the number of the most similar other row for each row, (n,), from sketches.
 
     Of rows that are equally similar, the first is returned.
+
+    Parameters
+    ----------
+    sketches, others
+        Sketches of the rows (n, S), and of the rows that are searched (m, S).
     """
 
     def nearest_in(stretch: slice) -> np.ndarray:
@@ -74,35 +85,38 @@ def nearest(sketches: np.ndarray, others: np.ndarray) -> np.ndarray:
     return _by_stretches(nearest_in, len(sketches), int, in_threads=products > MANY)
 
 
-def cosines(rows: np.ndarray, others: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
+def cosines(
+    rows: np.ndarray, others: np.ndarray, source_rows: np.ndarray | None = None
+) -> np.ndarray:
     """Return the absolute cosine of corresponding rows, (n,); 1 where both are zero.
 
     Parameters
     ----------
     rows, others
         Two arrays of rows, (n, D) and (m, D).
-    places
-        The rows of the second array that correspond to those of the first; all in order by default.
+    source_rows
+        The row of the second array that corresponds to each of the first, (n,); all in order by
+        default.
     """
-    if places is None:
-        places = np.arange(len(others))
+    if source_rows is None:
+        source_rows = np.arange(len(others))
 
     def cosines_in(stretch: slice) -> np.ndarray:
-        x, y = rows[stretch], others[places[stretch]]
+        x = rows[stretch]
+        y = others[source_rows[stretch]]
         products = np.abs(np.einsum("nd,nd->n", x, y))
-        products_of_norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-        # Also where only the product of the norms underflows to 0.
-        divisors = np.where(products_of_norms > 0, products_of_norms, 1)
-        both_are_zero = ~x.any(axis=1) & ~y.any(axis=1)
-        return np.where(both_are_zero, 1, products / divisors)
+        norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+        divisors = np.where(norms > 0, norms, 1)  # the product of two norms may underflow to 0
+        are_zero = ~x.any(axis=1) & ~y.any(axis=1)
+        return np.where(are_zero, 1, products / divisors)
 
     return _by_stretches(cosines_in, len(rows), float, in_threads=rows.size > MANY)
 
 
 def are_in_place(rows: np.ndarray, others: np.ndarray, least_cosine: float) -> bool:
-    """Return whether corresponding rows of two arrays (n, D) have at least a cosine.
+    """Return whether corresponding rows of two arrays (n, D) have at least some cosine.
 
-    The sign of a cosine is ignored. Rows that are both zero are alike.
+    Rows that are both zero have the same direction.
 
     Examples
     --------
@@ -110,17 +124,18 @@ def are_in_place(rows: np.ndarray, others: np.ndarray, least_cosine: float) -> b
     >>> in_place(rows, -2 * rows, 0.999), in_place(rows, rows[[1, 0, 2]], 0.999)
     (True, False)
     """
-    sample = screened(rows)
+    sample = screening_sample(rows)
     if not (cosines(rows[sample], others[sample]) > least_cosine).all():
         return False
-    # In the order of the memory.
+    # Arrays are read in the order of their memory, which is faster.
     if rows.strides[0] < rows.strides[-1]:
         products = sum(_products_of_columns(rows.T, others.T), np.zeros((3, len(rows))))
-        return _are_alike(products, least_cosine)
-    stretches = _stretches(len(rows), CACHED_ROWS)
-    return all(
-        _are_alike(_products_of_rows(rows[each], others[each]), least_cosine) for each in stretches
-    )
+        return _have_cosine(products, least_cosine)
+    for stretch in _stretches(len(rows), CACHED_ROWS):
+        products = _products_of_rows(rows[stretch], others[stretch])
+        if not _have_cosine(products, least_cosine):
+            return False
+    return True
 
 
 def _products_of_rows(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -130,58 +145,62 @@ def _products_of_rows(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _products_of_columns(rows: np.ndarray, others: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the same products of columns, (3, D), whose sums are those of all rows."""
+    """Yield products of stretches of columns, (3, D), whose sums are ⟨x, y⟩, ⟨x, x⟩ and ⟨y, y⟩.
+
+    ``rows`` and ``others`` are transposed: their columns x and y correspond.
+    """
     for stretch in _stretches(len(rows), CACHED_ROWS):
         a, b = rows[stretch], others[stretch]
         products = [np.einsum("nd,nd->d", x, y) for x, y in ((a, b), (a, a), (b, b))]
         yield np.stack(products).astype(np.float64)
 
 
-def _are_alike(products: np.ndarray, least_cosine: float) -> bool:
-    """Return whether rows with these products (3, n) have at least a cosine, or are zero."""
+def _have_cosine(products: np.ndarray, least_cosine: float) -> bool:
+    """Return whether rows with these products (3, n) have at least some cosine, or are zero."""
     across, squares, other_squares = products
     are_zero = (squares == 0) & (other_squares == 0)
-    are_alike = np.abs(across) > least_cosine * np.sqrt(squares) * np.sqrt(other_squares)
-    return bool((are_alike | are_zero).all())
+    are_near = np.abs(across) > least_cosine * np.sqrt(squares) * np.sqrt(other_squares)
+    return bool((are_near | are_zero).all())
 
 
 def _stretches(count: int, length: int) -> list[slice]:
-    """Return the stretches of a length that a number of rows consists of."""
+    """Return the slices of a length that a number of rows consists of; the last may be shorter."""
     return [slice(start, start + length) for start in range(0, count, length)]
 
 
 def _by_stretches(
     function: Callable[[slice], np.ndarray], count: int, dtype: type, in_threads: bool
 ) -> np.ndarray:
-    """Return the joined results of a function for stretches of rows."""
+    """Return the joined results of a function for stretches of as many rows as ``count``."""
     stretches = _stretches(count, STRETCH)
     results = side_by_side(function, stretches, many=in_threads)
     return np.concatenate([np.zeros(0, dtype), *results])
 
 
-def matched(expected: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _assigned_rows(expected: np.ndarray, actual: np.ndarray) -> np.ndarray | None:
     """Assign an actual row to each expected row, by sketches (n, S).
 
-    Equal rows, such as those of repeated key heads or of pruned heads, are assigned in order.
+    Each row has the number of the nearest actual row for a label: equal rows have one label. The
+    rows of a label are assigned in order, such as those of repeated key heads or of pruned heads.
 
     Returns
     -------
-    places : ndarray of int
-        The actual row of each expected row, (n,).
-    is_matched : ndarray of bool
-        For sorted rows, whether the assigned rows have one label, (n,): all are true if each row
-        occurs equally often among the expected and the actual ones.
+    ndarray of int or None
+        The actual row of each expected row, (n,). None if a label occurs more often among the
+        expected rows than among the actual ones.
     """
     labels_of_actual = nearest(actual, actual)
     labels_of_expected = nearest(expected, actual)
-    labels_of_actual[~actual.any(axis=1)] = ZERO
-    labels_of_expected[~expected.any(axis=1)] = ZERO
+    labels_of_actual[~actual.any(axis=1)] = LABEL_OF_ZEROS
+    labels_of_expected[~expected.any(axis=1)] = LABEL_OF_ZEROS
     actual_order = np.argsort(labels_of_actual, kind="stable")
     expected_order = np.argsort(labels_of_expected, kind="stable")
-    places = np.empty(len(expected), int)
-    places[expected_order] = actual_order
-    is_matched = labels_of_actual[actual_order] == labels_of_expected[expected_order]
-    return places, is_matched
+    have_one_label = labels_of_actual[actual_order] == labels_of_expected[expected_order]
+    if not have_one_label.all():
+        return None
+    source_rows = np.empty(len(expected), int)
+    source_rows[expected_order] = actual_order
+    return source_rows
 
 
 def permutation(
@@ -199,7 +218,7 @@ def permutation(
     alike
         The least cosine of equal rows.
     sketches
-        The sketches of both, where they have been computed before.
+        The sketches of both arrays, if they have been computed before.
 
     Returns
     -------
@@ -209,27 +228,42 @@ def permutation(
     """
     if not sketches:
         sketches = side_by_side(sketch, (expected, actual), many=expected.size > MANY)
-    of_expected, of_actual = sketches
-    similarity = np.abs((of_expected * of_actual).sum(axis=1))
-    if (similarity > least_cosine).all():
+    expected_sketches, actual_sketches = sketches
+    if (sketch_cosines(expected_sketches, actual_sketches) > least_cosine).all():
         return None
-    if lacks_rows(of_expected[screened(of_expected)], of_actual, least_cosine):
+    sample = expected_sketches[screening_sample(expected_sketches)]
+    if lacks_rows(sample, actual_sketches, least_cosine):
         return None
-    places, is_matched = matched(of_expected, of_actual)
-    if not is_matched.all() or np.array_equal(places, np.arange(len(places))):
+    source_rows = _assigned_rows(expected_sketches, actual_sketches)
+    if source_rows is None or np.array_equal(source_rows, np.arange(len(source_rows))):
         return None
-    is_equal = cosines(expected, actual, places) > least_cosine
-    return places if is_equal.all() else None
+    is_equal = cosines(expected, actual, source_rows) > least_cosine
+    return source_rows if is_equal.all() else None
 
 
-def screened(rows: np.ndarray) -> slice:
-    """Return the places of the few rows that are tested first."""
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Return at most ``most`` of the numbers below ``count``, at equal distances.
+
+    Examples
+    --------
+    >>> evenly_spaced(9, 3).tolist(), evenly_spaced(2, 3).tolist()
+    ([0, 4, 8], [0, 1])
+    """
+    return np.unique(np.linspace(0, count - 1, most).astype(int))
+
+
+def screening_sample(rows: np.ndarray) -> slice:
+    """Return a slice of the few rows that are tested first."""
     return slice(None, None, max(1, len(rows) // SCREENED))
 
 
-def lacks_rows(sample: np.ndarray, of_actual: np.ndarray, least_cosine: float) -> bool:
-    """Return whether one of a few expected rows, by sketches, is not among the actual rows."""
-    matches = of_actual[nearest(sample, of_actual)]
-    similarity = np.abs((sample * matches).sum(axis=1))
+def lacks_rows(sample: np.ndarray, actual_sketches: np.ndarray, least_cosine: float) -> bool:
+    """Return whether one of a few expected rows is not among the actual rows.
+
+    ``sample`` and ``actual_sketches`` are sketches. A sketch may err by as much as the cosine may
+    lie below 1; rows of zeros are ignored.
+    """
+    matches = actual_sketches[nearest(sample, actual_sketches)]
+    similarity = sketch_cosines(sample, matches)
     is_row = sample.any(axis=1)
     return bool((similarity[is_row] < 2 * least_cosine - 1).any())

@@ -31,33 +31,50 @@ from wqk.sameness.tolerances import RESOLUTION, SUSPECT
 
 
 class Signatures:
-    """Signatures of the blocks of both models, computed when needed."""
+    """Signatures of the blocks of both models, (H, P²) each, computed when needed.
+
+    A signature is a short mark of a circuit, see `wqk.sameness.form_causes.signature`.
+    """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[PlanPair]) -> None:
         self._checkpoints, self._pairs = checkpoints, pairs
-        self._known: dict[tuple[int, str], list[np.ndarray]] = {}
+        # By number of the pair and circuit: of the reference's block, and of the candidate's.
+        self._computed: dict[tuple[int, str], list[np.ndarray]] = {}
 
-    def add(self, number: int, circuit: str, scorings: Sequence[Scoring]) -> None:
-        """Add the signatures of a pair of blocks."""
-        self._known[number, circuit] = [signature(each).astype(np.float32) for each in scorings]
+    def add(self, number: int, circuit: str, forms: Sequence[Scoring]) -> None:
+        """Add the signatures of a pair of blocks; no ``forms`` if a block lacks the circuit."""
+        signatures = [signature(form).astype(np.float32) for form in forms]
+        self._computed[number, circuit] = signatures
 
-    def are_alike(self, reference: int, candidate: int, circuit: str, least: float) -> bool:
-        """Return whether the heads of two blocks have the same form, by their signatures."""
-        of_reference = self._of_pair(reference, circuit)
-        of_candidate = self._of_pair(candidate, circuit)
-        if not of_reference or not of_candidate:
+    def are_alike(self, reference: int, candidate: int, circuit: str, least_cosine: float) -> bool:
+        """Return whether the heads of two blocks have the same form, by their signatures.
+
+        Parameters
+        ----------
+        reference, candidate
+            Numbers of the pairs: of that with the reference's block, and of that with the
+            candidate's.
+        circuit
+            The circuit that is compared.
+        least_cosine
+            The least cosine of signatures of equal heads.
+        """
+        signatures_of_reference = self._of_pair(reference, circuit)
+        signatures_of_candidate = self._of_pair(candidate, circuit)
+        if not signatures_of_reference or not signatures_of_candidate:
             return False
-        expected, actual = of_reference[0], of_candidate[1]
+        expected, actual = signatures_of_reference[0], signatures_of_candidate[1]
         if expected.shape != actual.shape:
             return False
-        return bool((np.einsum("hp,hp->h", expected, actual) > least).all())
+        cosines = np.einsum("hp,hp->h", expected, actual)
+        return bool((cosines > least_cosine).all())
 
     def _of_pair(self, number: int, circuit: str) -> list[np.ndarray]:
         """Return the signatures of a pair of blocks; none if one of them lacks the circuit."""
-        if (number, circuit) not in self._known:
-            pair = scorings(self._checkpoints, self._pairs[number], circuit)
-            self.add(number, circuit, pair or ())
-        return self._known[number, circuit]
+        if (number, circuit) not in self._computed:
+            forms = scorings(self._checkpoints, self._pairs[number], circuit)
+            self.add(number, circuit, forms or ())
+        return self._computed[number, circuit]
 
 
 @dataclass
@@ -70,8 +87,8 @@ class BlockMeasurement:
         The two models, and the plans of the two blocks.
     tolerance
         Relative distance that is accepted although rounding does not explain it.
-    apart
-        The circuits that differ, by name.
+    differences
+        The difference of each circuit that differs, by the circuit's name.
     mismatches, distance, beside, heads, moved, head, allowed, undecided
         As in a `BlockComparison`; ``allowed`` is its tolerance.
     """
@@ -79,7 +96,7 @@ class BlockMeasurement:
     models: Sequence[Model]
     pair: PlanPair
     tolerance: float
-    apart: dict[str, CircuitDifference] = field(default_factory=dict)
+    differences: dict[str, CircuitDifference] = field(default_factory=dict)
     mismatches: list[Mismatch] = field(default_factory=list)
     distance: dict[int, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
@@ -95,7 +112,10 @@ class BlockMeasurement:
         return [model.checkpoint for model in self.models]
 
     def measure(self, signatures: Signatures, number: int) -> BlockComparison:
-        """Measure all circuits; the signatures of this pair's blocks are added."""
+        """Measure all circuits, and add the signatures of the pair's blocks.
+
+        ``number`` is that of the pair among the ``signatures``.
+        """
         checkpoints, pair = self.checkpoints, self.pair
         self.heads = np.zeros(pair[0].query.heads)
         self.mismatches += self._differences_next_to_weights()
@@ -103,7 +123,9 @@ class BlockMeasurement:
         for circuit in equal:
             self._add_equal(circuit)
         for circuit in CIRCUITS:
-            forms = None if circuit in equal else scorings(checkpoints, pair, circuit)
+            if circuit in equal:
+                continue
+            forms = scorings(checkpoints, pair, circuit)
             if forms is None:
                 continue
             if circuit == SCORES and not self._have_equal_heads(*forms):
@@ -113,7 +135,7 @@ class BlockMeasurement:
                 continue
             signatures.add(number, circuit, forms)
             self._add_measured(circuit, *forms)
-        if not (self.mismatches or self.apart or self.tolerance):
+        if not (self.mismatches or self.differences or self.tolerance):
             self.mismatches += coded_otherwise(checkpoints, pair)
         has_sinks = any(plan.sinks is not None for plan in pair)
         return self._result(is_identical=len(equal) == len(CIRCUITS) and not has_sinks)
@@ -180,7 +202,7 @@ class BlockMeasurement:
         else:
             self.beside[circuit] = float(by_head.max())
         if not distances.agree:
-            self.apart[circuit] = measured
+            self.differences[circuit] = measured
             if len(self.heads) == len(by_head):
                 self.heads = np.maximum(self.heads, np.where(shares > 1, by_head, 0.0))
 
@@ -189,9 +211,9 @@ class BlockMeasurement:
         query = Part(self.pair[1].query.tensor, ((0, 1),))
         if not self.checkpoints[1].regrouping(query):
             return []
-        expected = BlockWeights(self.checkpoints, self.pair)
-        findings = [find_groups(weights) for weights in expected.pairs if weights.is_matrix]
-        return [expected.mismatch(finding) for finding in findings if finding is not None]
+        weights = BlockWeights(self.checkpoints, self.pair)
+        findings = [find_groups(pair) for pair in weights.pairs if pair.is_matrix]
+        return [weights.mismatch(finding) for finding in findings if finding is not None]
 
     def _result(self, *, is_identical: bool) -> BlockComparison:
         """Return the comparison of the two blocks."""
@@ -206,7 +228,7 @@ class BlockMeasurement:
             mismatches=tuple(self.mismatches),
             heads=tuple(self.heads.tolist()),
             beside=self.beside,
-            unequal=tuple(self.apart),
+            unequal=tuple(self.differences),
             identical=is_identical,
             moved=tuple(self.moved),
             undecided=self.undecided,

@@ -103,7 +103,12 @@ class Mismatch:
     heads
         The affected heads; empty for all.
     facts
-        Numbers behind the reason, by name.
+        Numbers and names behind the reason; all are part of `to_dict`. Code reads these keys:
+        ``circuit``, the circuit, if it is not the scores; ``tensors``, the role of each tensor by
+        name; ``name``, of a setting; ``factor`` and ``factors``, of all heads and of each head;
+        ``query_heads``, ``key_heads`` and ``groups``, of a pairing; ``other_layer``, the source of
+        a layer; ``missing``, ``repeated`` and ``new``, layers of a stack; ``method``, ``mistake``
+        and ``share``, of a merge.
     """
 
     verdict: Kind

@@ -17,8 +17,10 @@ from wqk.sameness.stored_tensors import compare_stored
 from wqk.sameness.tensor_names import numbers_of, pattern_of
 from wqk.sameness.tolerances import NEAR_SKETCH
 
-# Numbers of the first row that a sketch is made of, and the length of a sketch.
-SKETCHED, DIRECTIONS = 4096, 8
+# Numbers of the first row that a sketch is made of.
+SKETCHED = 4096
+# Number of random projections, which is the length of a sketch.
+PROJECTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,17 @@ class Origin:
         >>> Origin("layers.1.mlp.gate_proj.weight", "layers.1.mlp.up_proj.weight").differing_words
         ('gate_proj', 'up_proj')
         """
-        target, source = self.target.split("."), self.source.split(".")
-        if len(target) != len(source) or numbers_of(self.target) != numbers_of(self.source):
+        target_words, source_words = self.target.split("."), self.source.split(".")
+        have_equal_numbers = numbers_of(self.target) == numbers_of(self.source)
+        if len(target_words) != len(source_words) or not have_equal_numbers:
             return None
-        pairs = [pair for pair in zip(target, source, strict=True) if pair[0] != pair[1]]
-        target_words = ".".join(target_word for target_word, _ in pairs)
-        source_words = ".".join(source_word for _, source_word in pairs)
-        return target_words, source_words
+        differing_targets: list[str] = []
+        differing_sources: list[str] = []
+        for target_word, source_word in zip(target_words, source_words, strict=True):
+            if target_word != source_word:
+                differing_targets.append(target_word)
+                differing_sources.append(source_word)
+        return ".".join(differing_targets), ".".join(differing_sources)
 
     @property
     def differing_number(self) -> NumberPair | None:
@@ -100,7 +106,15 @@ class Origin:
 
 
 class NumberPair(NamedTuple):
-    """A number in the names of two tensors: its place among all numbers, and its two values."""
+    """A number that differs in the names of two tensors.
+
+    Attributes
+    ----------
+    place
+        The place among all numbers of a name: 0 for the layer.
+    target, source
+        The number in both names.
+    """
 
     place: int
     target: int
@@ -134,32 +148,43 @@ def find_origins(
     sources = [name for name in ordered if reference.info(name).shape in shapes]
     if not (targets and sources):
         return {}
-    of_targets = np.stack([_sketch(candidate, names[name]) for name in targets])
-    of_sources = np.stack([_sketch(reference, name) for name in sources])
+    sketches_of_sources = np.stack([_sketch(reference, name) for name in sources])
     origins: dict[str, Origin] = {}
-    for place, name in enumerate(targets):
-        sketch = of_targets[place]
-        if not sketch.any():
-            continue
-        distances = np.abs(of_sources - sketch).max(axis=1)
-        near = np.flatnonzero(distances < NEAR_SKETCH * np.abs(sketch).max())
-        by_distance = near[np.argsort(distances[near], kind="stable")]
-        for source in (sources[number] for number in by_distance.tolist()):
+    for name in targets:
+        sketch = _sketch(candidate, names[name])
+        for number in _nearest_first(sketch, sketches_of_sources):
+            source = sources[number]
             if source != name and _holds(checkpoints, source, names[name]):
                 origins[name] = Origin(name, source)
                 break
     return origins
 
 
+def _nearest_first(sketch: np.ndarray, others: np.ndarray) -> list[int]:
+    """Return the numbers of the sketches (m, S) that are near a sketch (S,), the nearest first.
+
+    None are near a sketch of zeros, which constant tensors have.
+    """
+    if not sketch.any():
+        return []
+    distances = np.abs(others - sketch).max(axis=1)
+    near = np.flatnonzero(distances < NEAR_SKETCH * np.abs(sketch).max())
+    by_distance = near[np.argsort(distances[near], kind="stable")]
+    return list(by_distance.tolist())
+
+
 def _sketch(checkpoint: Checkpoint, name: str) -> np.ndarray:
-    """Random projections of a tensor's first row, (8,); zero for a constant one."""
-    shape = checkpoint.info(name).shape
-    part = Part(name, ((0, 1),)) if len(shape) > 1 else Part(name)
-    values = checkpoint.read([part])[0].ravel()[:SKETCHED].astype(np.float64)
+    """Return random projections of a tensor's first row, (S,); zeros if the row is constant."""
+    has_rows = len(checkpoint.info(name).shape) > 1
+    part = Part(name, ((0, 1),)) if has_rows else Part(name)
+    (first_row,) = checkpoint.read([part])
+    values = first_row.ravel()[:SKETCHED].astype(np.float64)
     if values.size < 2 or not np.ptp(values):
-        return np.zeros(DIRECTIONS)
-    random = np.random.default_rng(values.size).standard_normal((DIRECTIONS, values.size))
-    return np.asarray(random @ values / np.sqrt(values.size))
+        return np.zeros(PROJECTIONS)
+    # Rows of one length have the same directions.
+    random = np.random.default_rng(values.size)
+    directions = random.standard_normal((PROJECTIONS, values.size))
+    return np.asarray(directions @ values / np.sqrt(values.size))
 
 
 def _holds(checkpoints: Sequence[Checkpoint], source: str, stored: str) -> bool:

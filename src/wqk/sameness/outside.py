@@ -23,7 +23,7 @@ from wqk.sameness.contents import LayerPrefixes, find_by_layer
 from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.positions import is_guessed
 from wqk.sameness.stored_tensors import StoredComparison, compare_stored, stray_entries
-from wqk.sameness.tensor_names import NUMBERS
+from wqk.sameness.tensor_names import layer_prefix
 from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
 from wqk.sameness.tolerances import MAJORITY
 
@@ -91,7 +91,7 @@ def compare_outside(
     """
     comparison = _OutsideComparison(models, pairs, blocks, names)
     roles_of_models = [roles(model) for model in models]
-    chosen = comparison.chosen(roles_of_models, scope)
+    chosen = comparison.choose(roles_of_models, scope)
     tensors = comparison.compare(chosen, scope)
     unknown: list[str] = []
     if any(VALUES not in block.beside for block in blocks):
@@ -125,7 +125,7 @@ class _OutsideComparison:
         self.checkpoints = [model.checkpoint for model in self.models]
         self.is_guess = is_guessed(self.pairs)
 
-    def chosen(
+    def choose(
         self, roles_of_models: Sequence[Mapping[str, str]], scope: Scope
     ) -> list[dict[str, str]]:
         """Return the tensors of each model that are compared, with their roles."""
@@ -288,19 +288,19 @@ def _with_stray_entries(differing: Mapping[str, StoredComparison]) -> Iterator[s
 
 
 def _layer_prefixes(pairs: Sequence[PlanPair]) -> list[LayerPrefixes]:
-    """Return the beginnings of names, up to a layer's number, of layers that are compared."""
-    partners: dict[str, set[str]] = {}
-    for pair in pairs:
-        matches = [NUMBERS.search(plan.query.tensor) for plan in pair]
-        if None not in matches:
-            reference, candidate = (match.string[: match.end()] for match in matches if match)
-            partners.setdefault(reference, set()).add(candidate)
-    counts = Counter(candidate for candidates in partners.values() for candidate in candidates)
+    """Return the prefixes of the names of each two layers that are compared with each other."""
+    pairs_of_prefixes: dict[LayerPrefixes, None] = {}
+    for reference, candidate in pairs:
+        prefixes = layer_prefix(reference.query.tensor), layer_prefix(candidate.query.tensor)
+        if all(prefixes):
+            pairs_of_prefixes[prefixes] = None
+    reference_counts = Counter(reference for reference, _ in pairs_of_prefixes)
+    candidate_counts = Counter(candidate for _, candidate in pairs_of_prefixes)
+    # A layer that is paired with several layers has no partner.
     return [
         (reference, candidate)
-        for reference, candidates in partners.items()
-        for candidate in candidates
-        if len(candidates) == 1 and counts[candidate] == 1
+        for reference, candidate in pairs_of_prefixes
+        if reference_counts[reference] == 1 and candidate_counts[candidate] == 1
     ]
 
 
@@ -323,21 +323,20 @@ def _found_in_fused(
     names[0] |= dict.fromkeys(tensor.name for tensor in unpaired if tensor.name)
     names[1] |= dict.fromkeys(tensor.other for tensor in unpaired if tensor.other)
     checkpoints = [model.checkpoint for model in models]
-    reference_places, candidate_places = find_by_layer(checkpoints, names, layers)
+    locations = find_by_layer(checkpoints, names, layers)
     # The first search takes whole rows of the reference; this search takes parts of them.
-    swapped = [(candidate, reference) for reference, candidate in layers]
-    more_candidate_places, more_reference_places = find_by_layer(
-        checkpoints[::-1], names[::-1], swapped
-    )
-    reference_places = more_reference_places | reference_places
-    candidate_places = more_candidate_places | candidate_places
+    exchanged_layers = [(candidate, reference) for reference, candidate in layers]
+    exchanged = find_by_layer(checkpoints[::-1], names[::-1], exchanged_layers)
+    reference_locations = exchanged.candidate | locations.reference
+    candidate_locations = exchanged.reference | locations.candidate
     results: list[TensorComparison] = []
     for tensor in tensors:
-        place = candidate_places.get(tensor.other)
         if tensor.name:
-            place = reference_places.get(tensor.name)
-        if tensor.outcome in UNPAIRED and place:
-            tensor = replace(tensor, outcome=Outcome.FOUND, reason=place)
+            location = reference_locations.get(tensor.name)
+        else:
+            location = candidate_locations.get(tensor.other)
+        if tensor.outcome in UNPAIRED and location:
+            tensor = replace(tensor, outcome=Outcome.FOUND, reason=location)
         results.append(tensor)
     return results
 

@@ -1,9 +1,12 @@
-"""Orders of a weight's rows, and their names: views in the model's own numbers, axes exchanged.
+"""Names of orders of a weight's rows, each with the edit that brings the order about.
 
-Conversions make and forget orders; each order is found here with a description and as an `Order`.
-Some turn rotary pairs that lie side by side into halves, or back; others regroup the heads. Any
-other order is looked for among the views of the rows with up to four axes, and all orders of the
-axes.
+An order is given as *rows*: for each row of the result, the row of the candidate that it is taken
+from, so that ``w[rows]`` is the expected weight. Names are searched in this order:
+
+- `Reorder`: rotary pairs become halves, or the reverse; heads are regrouped; two of these in a row;
+- `Sections`: queries, keys and values of a fused weight are joined in another way;
+- rolled and reversed rows; views of the rows with up to four axes, in another order of the axes;
+- one order that is repeated in every stretch of rows; a few rows in each other's places.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -13,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache, reduce
 from itertools import pairwise, permutations, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,17 +35,46 @@ from wqk.sameness.axis_orders import (
     Sections,
 )
 from wqk.sameness.edits import Edit, Permute, Then
+from wqk.sameness.matching import evenly_spaced
 from wqk.sameness.mismatches import Kind
 
 # Explicit orders are printed up to this length.
 SHORT = 16
+# Number of rows that are compared first, which rules most orders out.
+FIRST_COMPARED = 17
+# Number of the first reorderings, which are those of the actual heads.
+MOST_OF_ALL_HEADS = 4
+
+
+# A shape of rows that are seen as several axes, and an order of these axes.
+AxesView: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class NamedOrder(NamedTuple):
-    """An order of rows that has a name: its description, and the edit that brings it about."""
+    """An order of rows that has a name.
+
+    Attributes
+    ----------
+    description
+        A phrase on what happened, such as ``rolled by 5``.
+    edit
+        The edit that brings the order about.
+    """
 
     description: str
     edit: Edit
+
+
+class ReorderKind(StrEnum):
+    """Kind of a reordering: the order of rotary pairs after it, or another order of heads."""
+
+    HALF = "half"
+    INTERLEAVED = "interleaved"
+    HEADS = "heads"
+
+
+# The order of rotary pairs before a reordering, by the order after it.
+OPPOSITE_ORDERS = {"half": "interleaved", "interleaved": "half"}
 
 
 @dataclass(frozen=True)
@@ -52,21 +85,21 @@ class Sizes:
     ----------
     heads, groups, width
         H, G and R.
-    turned
-        How many dimensions of a head turn with positions; all without rotary ones.
+    rotated
+        Number of dimensions of a head that rotate with positions; R without rotary positions.
     order
-        The order in which rotary pairs are read; empty without them.
+        The order in which rotary pairs are read, ``half`` or ``interleaved``; empty without them.
     """
 
     heads: int
     groups: int
     width: int
-    turned: int = 0
+    rotated: int = 0
     order: str = ""
 
     @property
     def factors(self) -> dict[int, str]:
-        """Lengths of axes, those with a meaning first."""
+        """Names of the lengths of axes that views have, those with a meaning first."""
         share = self.heads // self.groups
         named = [
             (self.heads, "heads"),
@@ -96,26 +129,30 @@ class Reorder:
     rows
         For each row of the result, the row that it is taken from.
     kind
-        ``half`` (pairs side by side become halves), ``interleaved`` (halves become pairs) or
-        ``heads``.
+        The kind: pairs that lie side by side become halves, halves become pairs, or heads move.
     heads, width
-        How many heads of which width it takes the rows for.
+        Number and width of the heads that the rows make, as the reordering assumes.
     order
-        The same as an `Order` of an axis.
+        The reordering as an `Order`, which can print itself.
     """
 
     rows: Int[np.ndarray, " rows"]
-    kind: str
+    kind: ReorderKind
     heads: int
     width: int
     order: Order
 
 
 @cache
-def reorders(heads: int, width: int, turned: int) -> tuple[Reorder, ...]:
-    """Every reordering of H·R rows, those of the actual heads first.
+def reorders(heads: int, width: int, rotated: int) -> tuple[Reorder, ...]:
+    """Return every reordering of H·R rows, those of the actual heads first.
 
-    ``turned`` is how many dimensions of a head turn with positions, where fewer than all do.
+    Parameters
+    ----------
+    heads, width
+        H and R.
+    rotated
+        Number of dimensions of a head that rotate with positions.
 
     Examples
     --------
@@ -124,118 +161,165 @@ def reorders(heads: int, width: int, turned: int) -> tuple[Reorder, ...]:
     (array([0, 2, 1, 3, 4, 6, 5, 7]), Axes(shape=(2, 2, 2), axes=(0, 2, 1)))
     """
     count = heads * width
-    known: list[Reorder] = []
-    if 0 < turned < width:
-        for kind in ("half", "interleaved"):
-            shape = (turned // 2, 2) if kind == "half" else (2, turned // 2)
-            part = RotatedPart(width, shape)
-            known.append(Reorder(part.indices(count), kind, heads, width, part))
-    counts = [number for number in range(1, count // 2 + 1) if count % number == 0]
-    counts.sort(key=lambda number: number != heads)
-    for number, kind in product(counts, ("half", "interleaved")):
+    orders_of_pairs = (ReorderKind.HALF, ReorderKind.INTERLEAVED)
+    result: list[Reorder] = []
+    if 0 < rotated < width:
+        for kind in orders_of_pairs:
+            part = RotatedPart(width, _shape_of_pairs(kind, rotated))
+            result.append(Reorder(part.indices(count), kind, heads, width, part))
+    head_counts = [number for number in range(1, count // 2 + 1) if count % number == 0]
+    head_counts.sort(key=lambda number: number != heads)
+    for number, kind in product(head_counts, orders_of_pairs):
         head_width = count // number
         if head_width % 2 == 0 and head_width > 2:
-            shape = (head_width // 2, 2) if kind == "half" else (2, head_width // 2)
-            pairs = Axes((number, *shape), (0, 2, 1))
-            known.append(Reorder(pairs.indices(count), kind, number, head_width, pairs))
+            pairs = Axes((number, *_shape_of_pairs(kind, head_width)), (0, 2, 1))
+            result.append(Reorder(pairs.indices(count), kind, number, head_width, pairs))
     for groups in range(2, heads):
         if heads % groups == 0:
             regrouped = Axes((groups, heads // groups, width), (1, 0, 2))
-            known.append(Reorder(regrouped.indices(count), "heads", heads, width, regrouped))
-    return tuple(known)
+            rows = regrouped.indices(count)
+            result.append(Reorder(rows, ReorderKind.HEADS, heads, width, regrouped))
+    return tuple(result)
 
 
-def to_order(order: str, heads: int, width: int, turned: int) -> Int[np.ndarray, " rows"]:
-    """Return the rows of a side that bring its rotary pairs into an order from the other order."""
-    if min(width, turned) > 2:
-        for reorder in reorders(heads, width, turned):
+def _shape_of_pairs(kind: ReorderKind, rotated: int) -> tuple[int, int]:
+    """Return the shape of a head's rotated dimensions before a reordering that transposes them."""
+    half = rotated // 2
+    return (half, 2) if kind is ReorderKind.HALF else (2, half)
+
+
+def to_order(order: str, heads: int, width: int, rotated: int) -> Int[np.ndarray, " rows"]:
+    """Return the rows of a side that bring its rotary pairs into an order from the opposite order.
+
+    Parameters
+    ----------
+    order
+        The order of rotary pairs after it, ``half`` or ``interleaved``.
+    heads, width, rotated
+        As for `reorders`.
+    """
+    if min(width, rotated) > 2:
+        for reorder in reorders(heads, width, rotated):
             if reorder.kind == order:
                 return reorder.rows
     return np.arange(heads * width)
 
 
-def steps_to(
-    rows: Int[np.ndarray, " rows"], heads: int, width: int, turned: int
+def sequences_to(
+    rows: Int[np.ndarray, " rows"], heads: int, width: int, rotated: int
 ) -> list[tuple[Reorder, ...]]:
-    """Return the reorderings, one or two in a row, whose result has its rows in this order.
+    """Return sequences of one or two reorderings whose result has its rows in this order.
 
-    Several, if they are equal: in heads of width 8, a conversion done twice is one left undone.
+    All sequences have the same result, and therefore all are possible mistakes: in heads of width
+    8, a conversion that was done twice equals one that was not done.
+
+    Parameters
+    ----------
+    rows
+        The order.
+    heads, width, rotated
+        As for `reorders`.
+
+    Returns
+    -------
+    list of tuple of Reorder
+        First the single reorderings, then one that is done twice, on the actual heads. Any other
+        pair of reorderings only without these.
     """
-    known = reorders(heads, width, turned)
+    candidates = reorders(heads, width, rotated)
     single: list[tuple[Reorder, ...]] = [
-        (reorder,) for reorder in known if np.array_equal(reorder.rows, rows)
+        (reorder,) for reorder in candidates if np.array_equal(reorder.rows, rows)
     ]
-    by_rows = {reorder.rows.tobytes(): reorder for reorder in reversed(known)}
+    by_rows = {reorder.rows.tobytes(): reorder for reorder in reversed(candidates)}
     double: list[tuple[Reorder, ...]] = []
-    for first in known:
-        # w[first][second] is w[rows] where second says at which place of first each row is.
-        second = by_rows.get(np.argsort(first.rows)[rows].tobytes())
-        if second is not None:
-            double.append((first, second))
-    twice = [
-        pair
-        for pair in double
-        if pair[0].kind == pair[1].kind and pair[0].heads == pair[1].heads == heads
-    ]
+    twice: list[tuple[Reorder, ...]] = []
+    for first in candidates:
+        # w[first][second] is w[rows] if second contains the place of each of the rows in first.
+        place_in_first = np.argsort(first.rows)
+        second = by_rows.get(place_in_first[rows].tobytes())
+        if second is None:
+            continue
+        double.append((first, second))
+        if first.kind is second.kind and first.heads == second.heads == heads:
+            twice.append((first, second))
     return [*single, *twice] or double[:1]
 
 
 def whole_heads(rows: np.ndarray, width: int) -> np.ndarray | None:
-    """Return the head that each head is taken from; None unless heads are whole and in order."""
+    """Return the head that each head is taken from, (H,).
+
+    None unless the rows are whole heads, each with its rows in order.
+
+    Examples
+    --------
+    >>> whole_heads(np.array([2, 3, 0, 1]), 2).tolist(), whole_heads(np.array([1, 0, 2, 3]), 2)
+    ([1, 0], None)
+    """
     if len(rows) % width:
         return None
     table = rows.reshape(-1, width)
     first_rows = table[:, 0]
-    if (first_rows % width).any() or not np.array_equal(table, table[:, :1] + np.arange(width)):
+    begin_heads = first_rows % width == 0
+    rows_in_order = first_rows[:, None] + np.arange(width)
+    if not begin_heads.all() or not np.array_equal(table, rows_in_order):
         return None
     return first_rows // width
 
 
 def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, NamedOrder] | None:
-    """Return kind and name of an order of queries or keys; None without a name of its own."""
+    """Return kind and name of an order of queries or keys; None without such a name.
+
+    Parameters
+    ----------
+    rows, heads
+        The order, and the number of heads that the rows make.
+    sizes
+        The numbers of the block.
+    """
     width = sizes.width
-    steps = steps_to(rows, heads, width, sizes.turned)
-    if steps:
-        descriptions = list(dict.fromkeys(_in_words(sequence, heads, sizes) for sequence in steps))
-        description = descriptions[0]
-        if len(descriptions) > 1:
-            alternative = descriptions[1].removeprefix("rotary order: ")
-            description += f" (or {alternative}, which is the same here)"
-        regrouped = any(step.kind == "heads" for step in steps[0])
-        edits: list[Edit] = [Permute(0, step.order) for step in steps[0]]
-        kind = Kind.HEADS if regrouped else Kind.ROTARY
-        return kind, NamedOrder(description, reduce(Then, edits))
-    table = rows.reshape(heads, width) - width * np.arange(heads)[:, None]
-    if (table == table[0]).all():
-        order = Periodic(tuple(table[0].tolist()))
+    sequences = sequences_to(rows, heads, width, sizes.rotated)
+    if sequences:
+        return _name_of_sequences(sequences, heads, sizes)
+    first_rows = width * np.arange(heads)
+    dimensions = rows.reshape(heads, width) - first_rows[:, None]
+    if (dimensions == dimensions[0]).all():
+        order = Periodic(tuple(dimensions[0].tolist()))
         description = "dimensions of each head in another order"
         return Kind.DIMENSIONS, NamedOrder(description, Permute(0, order))
     return None
 
 
-def _in_words(steps: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
-    """Describe the change of rows that these steps undo."""
-    first, last = steps[0], steps[-1]
-    actual = (heads, sizes.width)
-    if first.kind == "heads":
-        return f"heads regrouped: {first.heads} heads in the order of another grouping"
-    if len(steps) == 1 and (first.heads, first.width) != actual:
-        return (
-            f"rotary order: rows lie as if there were {first.heads} heads of width "
-            f"{first.width}, not {heads} of {sizes.width}"
-        )
-    if len(steps) == 1:
-        # Undone are a conversion that is missing, or one too many.
-        other = {"half": "interleaved", "interleaved": "half"}[first.kind]
-        if first.kind == sizes.order or not sizes.order:
-            return f"rotary order: stored {other}, read as {first.kind}"
-        return f"rotary order: converted to {sizes.order} once too often"
-    if first.kind == last.kind and first.heads == last.heads == heads:
-        return f"rotary order: converted twice to {'half' if first.kind != 'half' else 'pairs'}"
-    if (first.heads, first.width) == (last.heads, last.width) == actual:
+def _name_of_sequences(
+    sequences: Sequence[tuple[Reorder, ...]], heads: int, sizes: Sizes
+) -> tuple[Kind, NamedOrder]:
+    """Return kind and name of sequences of reorderings that have one result."""
+    descriptions = list(dict.fromkeys(_in_words(sequence, heads, sizes) for sequence in sequences))
+    description = descriptions[0]
+    if len(descriptions) > 1:
+        alternative = descriptions[1].removeprefix("rotary order: ")
+        description += f" (or {alternative}, which is the same here)"
+    first = sequences[0]
+    is_regrouped = any(reorder.kind is ReorderKind.HEADS for reorder in first)
+    edits: list[Edit] = [Permute(0, reorder.order) for reorder in first]
+    kind = Kind.HEADS if is_regrouped else Kind.ROTARY
+    return kind, NamedOrder(description, reduce(Then, edits))
+
+
+def _in_words(sequence: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
+    """Describe the change of rows that a sequence of one or two reorderings undoes."""
+    if len(sequence) == 1:
+        return _single_in_words(sequence[0], heads, sizes)
+    first, last = sequence
+    actual_heads = (heads, sizes.width)
+    if first.kind is ReorderKind.HEADS:
+        return _regrouped_in_words(first)
+    if first.kind is last.kind and first.heads == last.heads == heads:
+        order = "half" if first.kind is ReorderKind.INTERLEAVED else "pairs"
+        return f"rotary order: converted twice to {order}"
+    if (first.heads, first.width) == (last.heads, last.width) == actual_heads:
         return "rotary order: converted as if other dimensions of each head were rotated"
-    wrong = first if (first.heads, first.width) != actual else last
-    if wrong.kind == "heads":
+    wrong = first if (first.heads, first.width) != actual_heads else last
+    if wrong.kind is ReorderKind.HEADS:
         return "rotary order and grouping of heads"
     noun = "heads" if wrong.heads > 1 else "head"
     return (
@@ -244,25 +328,47 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
     )
 
 
+def _single_in_words(reorder: Reorder, heads: int, sizes: Sizes) -> str:
+    """Describe the change of rows that one reordering undoes."""
+    if reorder.kind is ReorderKind.HEADS:
+        return _regrouped_in_words(reorder)
+    if (reorder.heads, reorder.width) != (heads, sizes.width):
+        return (
+            f"rotary order: rows lie as if there were {reorder.heads} heads of width "
+            f"{reorder.width}, not {heads} of {sizes.width}"
+        )
+    # Either a conversion is missing, or there was one too many.
+    if sizes.order in (reorder.kind, ""):
+        return f"rotary order: stored {OPPOSITE_ORDERS[reorder.kind]}, read as {reorder.kind}"
+    return f"rotary order: converted to {sizes.order} once too often"
+
+
+def _regrouped_in_words(reorder: Reorder) -> str:
+    """Describe heads that lie in the order of another grouping."""
+    return f"heads regrouped: {reorder.heads} heads in the order of another grouping"
+
+
 @cache
-def _views(count: int, sizes: Sizes) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """Return shapes of up to four axes with orders of the axes, the simplest first."""
-    views: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+def _views(count: int, sizes: Sizes) -> tuple[AxesView, ...]:
+    """Return shapes of up to four axes with orders of the axes, the simplest first.
+
+    All lengths but one are among the factors of the sizes; the remaining length follows.
+    """
+    views: dict[AxesView, None] = {}
     for axes in (2, 3, 4):
-        for known in product(sizes.factors, repeat=axes - 1):
-            length, remainder = divmod(count, math.prod(known))
+        orders = [order for order in permutations(range(axes)) if _is_tried(order)]
+        for factors in product(sizes.factors, repeat=axes - 1):
+            length, remainder = divmod(count, math.prod(factors))
             if remainder or length < 2:
                 continue
             for place in range(axes):
-                shape = (*known[:place], length, *known[place:])
-                for order in permutations(range(axes)):
-                    if _is_tried(order):
-                        views.setdefault((shape, order))
+                shape = (*factors[:place], length, *factors[place:])
+                views |= dict.fromkeys((shape, order) for order in orders)
     return tuple(views)
 
 
 def _is_tried(order: tuple[int, ...]) -> bool:
-    """Return whether an order of axes is tried: of four axes, only if no fewer axes suffice."""
+    """Return whether an order of axes is tried: four axes only if three of them do not suffice."""
     if len(order) < 4:
         return order != tuple(range(len(order)))
     keeps_neighbors = any(b == a + 1 for a, b in pairwise(order))
@@ -270,7 +376,7 @@ def _is_tried(order: tuple[int, ...]) -> bool:
 
 
 def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name the permutation ``w[rows]``; None if it has no short name.
+    """Name an order of any rows; None if it has no short name.
 
     Examples
     --------
@@ -288,13 +394,13 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name a permutation that exchanges axes; None if it exchanges none."""
+    """Name an order that exchanges axes of a view; None if it exchanges none."""
     count = len(rows)
     start = np.arange(count)
-    sampled = np.unique(np.linspace(0, count - 1, 17).astype(int))  # compared first
+    sample = evenly_spaced(count, FIRST_COMPARED)
     for shape, order in _views(count, sizes):
         moved = start.reshape(shape).transpose(order).ravel()
-        fits_sample = np.array_equal(moved[sampled], rows[sampled])
+        fits_sample = np.array_equal(moved[sample], rows[sample])
         if not fits_sample or not np.array_equal(moved, rows):
             continue
         names = [str(length) for length in shape]
@@ -309,7 +415,7 @@ def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name a permutation that is the same in every stretch of rows; None if it is not."""
+    """Name an order that is the same in every stretch of rows; None if it is not."""
     count = len(rows)
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
@@ -317,16 +423,16 @@ def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
         if length >= count or count % length:
             continue
         starts = length * np.arange(count // length)
-        table = rows.reshape(-1, length) - starts[:, None]
-        inner = table[0]
-        stays_inside = inner.min() >= 0 and inner.max() < length
-        if stays_inside and (table == inner).all():
-            return _within(inner, sizes)
+        order_by_stretch = rows.reshape(-1, length) - starts[:, None]
+        order = order_by_stretch[0]
+        stays_inside = order.min() >= 0 and order.max() < length
+        if stays_inside and (order_by_stretch == order).all():
+            return _name_within(order, sizes)
     return None
 
 
 def _name_short(rows: np.ndarray) -> NamedOrder | None:
-    """Name a permutation of a few rows by their numbers; None for more rows."""
+    """Name an order in which only a few rows moved, by their numbers; None for more rows."""
     moved = np.flatnonzero(rows != np.arange(len(rows)))
     if len(moved) > SHORT:
         return None
@@ -335,50 +441,67 @@ def _name_short(rows: np.ndarray) -> NamedOrder | None:
     return NamedOrder(f"{listed} in each other's places", Permute(0, order_of_all))
 
 
-def _within(inner: np.ndarray, sizes: Sizes) -> NamedOrder:
-    """Name a permutation that is the same in every stretch of as many rows."""
-    length, width = len(inner), sizes.width
-    heads = whole_heads(inner, width) if length > width else None
+def _name_within(order: np.ndarray, sizes: Sizes) -> NamedOrder:
+    """Name an order within a stretch of rows that is the same in every stretch."""
+    length, width = len(order), sizes.width
+    heads = whole_heads(order, width) if length > width else None
     if heads is not None:
-        order = Periodic(tuple(heads.tolist()), width)
-        return NamedOrder(f"lie in another order within each {len(heads)} heads", Permute(0, order))
+        description = f"lie in another order within each {len(heads)} heads"
+        return NamedOrder(description, Permute(0, Periodic(tuple(heads.tolist()), width)))
     description = f"lie in another order within each {length}"
-    if np.array_equal(np.roll(np.arange(length), length // 2), inner):
+    halves_exchanged = np.roll(np.arange(length), length // 2)
+    if np.array_equal(halves_exchanged, order):
         description += ", as halves of bytes (nibbles) read in the other order"
-    return NamedOrder(description, Permute(0, Periodic(tuple(inner.tolist()))))
+    return NamedOrder(description, Permute(0, Periodic(tuple(order.tolist()))))
 
 
 def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder | None:
     """Name an order in which queries, keys and values are joined otherwise, or moved inside.
 
-    ``by_group`` is whether each key head's should follow each other, rather than all queries.
+    Parameters
+    ----------
+    rows
+        The order of the rows of a fused weight.
+    by_group
+        Whether the queries, the key and the value of each key head should follow each other.
+        Otherwise all queries come first, then all keys, then all values.
+    sizes
+        The numbers of the block.
     """
-    heads, groups, width = sizes.heads, sizes.groups, sizes.width
-    for step in reorders(len(rows) // width, width, sizes.turned)[:4]:
-        if step.width == width and np.array_equal(step.rows, rows):
-            description = f"in {_in_words((step,), step.heads, sizes)}"
-            return NamedOrder(description, Permute(0, step.order))
-    lengths = heads * width, groups * width, groups * width
-    shards = groups if by_group else 1
-    if sum(lengths) == len(rows):
-        counts = dict.fromkeys((1, groups, 2, 4, 8, 16))
-        for count, order in product(counts, permutations(range(3))):
-            if any(length % count for length in lengths) or (count, order) == (shards, (0, 1, 2)):
-                continue
-            sections = Sections(lengths, count, order, shards)
-            if np.array_equal(sections.indices(len(rows)), rows):
-                actual = _in_shards(count, groups, order)
-                expected = _in_shards(shards, groups, (0, 1, 2))
-                return NamedOrder(f"lie {actual}; expected {expected}", Permute(0, sections))
-    return name_permutation(rows, sizes)
+    width = sizes.width
+    for reorder in reorders(len(rows) // width, width, sizes.rotated)[:MOST_OF_ALL_HEADS]:
+        if reorder.width == width and np.array_equal(reorder.rows, rows):
+            description = f"in {_single_in_words(reorder, reorder.heads, sizes)}"
+            return NamedOrder(description, Permute(0, reorder.order))
+    return _name_of_sections(rows, by_group, sizes) or name_permutation(rows, sizes)
+
+
+def _name_of_sections(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder | None:
+    """Name an order in which queries, keys and values are joined otherwise; None for others."""
+    groups = sizes.groups
+    lengths = sizes.heads * sizes.width, groups * sizes.width, groups * sizes.width
+    if sum(lengths) != len(rows):
+        return None
+    expected_shards = groups if by_group else 1
+    shard_counts = dict.fromkeys((1, groups, 2, 4, 8, 16))
+    for shards, order in product(shard_counts, permutations(range(3))):
+        is_expected = (shards, order) == (expected_shards, (0, 1, 2))
+        if is_expected or any(length % shards for length in lengths):
+            continue
+        sections = Sections(lengths, shards, order, expected_shards)
+        if np.array_equal(sections.indices(len(rows)), rows):
+            actual = _in_shards(shards, groups, order)
+            expected = _in_shards(expected_shards, groups, (0, 1, 2))
+            return NamedOrder(f"lie {actual}; expected {expected}", Permute(0, sections))
+    return None
 
 
 def _in_shards(shards: int, groups: int, order: Sequence[int]) -> str:
-    """Describe how a fused weight is joined."""
+    """Describe a fused weight that is joined of shards, each with q, k and v in this order."""
     letters = " ".join("qkv"[part] for part in order)
-    ordered = "" if letters == "q k v" else f", in the order {letters}"
+    in_order = "" if letters == "q k v" else f", in the order {letters}"
     if shards == 1:
-        return f"in the order {letters}" if ordered else "in sections (all q, all k, all v)"
+        return f"in the order {letters}" if in_order else "in sections (all q, all k, all v)"
     if shards == groups:
-        return f"per key head (its queries, its key, its value){ordered}"
-    return f"in {shards} shards, joined without being taken apart{ordered}"
+        return f"per key head (its queries, its key, its value){in_order}"
+    return f"in {shards} shards, joined without being taken apart{in_order}"

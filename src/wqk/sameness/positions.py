@@ -17,8 +17,10 @@ from wqk.families.model_types import default_values
 from wqk.model import Model
 from wqk.sameness.blocks import Rows, Scoring
 from wqk.sameness.circuits import PlanPair
+from wqk.sameness.matching import cosines
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.repairs import Setting
+from wqk.sameness.replanning import config_path
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE
 
 # Settings of rotary positions, by one of the keys that lead to them.
@@ -46,33 +48,38 @@ def named_settings(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch
     is_guess = any(plan.rule.guess for plan in pair)
     if not positions_unknown(pair) or is_guess or not of_one_family:
         return
-    settings = [
+    expected_settings, actual_settings = (
         _rotary_settings(model, plan.rule.config) for model, plan in zip(models, pair, strict=True)
-    ]
-    for path in sorted(settings[0].keys() | settings[1].keys()):
-        expected, actual = (settings_of_model.get(path) for settings_of_model in settings)
+    )
+    for path in sorted(expected_settings.keys() | actual_settings.keys()):
+        expected, actual = expected_settings.get(path), actual_settings.get(path)
         if expected == actual:
             continue
-        nested = (*filter(None, [candidate.rule.config]), *path)
-        reason = f"rotary positions: {'.'.join(path)}: {expected} expected, {actual} found"
-        facts = {"name": ".".join(path), "value": expected, "other_value": actual}
-        steps = (Setting(nested, expected),) if expected is not None else ()
+        name = ".".join(path)
+        reason = f"rotary positions: {name}: {expected} expected, {actual} found"
+        facts = {"name": name, "value": expected, "other_value": actual}
+        steps: tuple[Setting, ...] = ()
+        if expected is not None:
+            steps = (Setting((*config_path(candidate), *path), expected),)
         yield Mismatch(Kind.ROTARY, reason, steps, facts=facts)
 
 
-def _rotary_settings(model: Model, nested: str) -> dict[tuple[str, ...], Any]:
-    """Return settings of rotary positions by their keys, with the defaults of the model's type."""
+def _rotary_settings(model: Model, section: str) -> dict[tuple[str, ...], Any]:
+    """Return settings of rotary positions by their paths, with the defaults of the model's type.
+
+    ``section`` is the key of the part of the configuration that describes the attention; empty for
+    the whole configuration.
+    """
     config: Mapping[str, Any] = model.checkpoint.config
-    if nested:
-        config = config.get(nested) or {}
-    nested_settings: list[tuple[tuple[str, ...], Any]] = [
-        ((), {**default_values(config.get("model_type")), **config})
-    ]
+    if section:
+        config = config.get(section) or {}
+    with_defaults = {**default_values(config.get("model_type")), **config}
+    unvisited: list[tuple[tuple[str, ...], Any]] = [((), with_defaults)]
     settings: dict[tuple[str, ...], Any] = {}
-    while nested_settings:
-        path, value = nested_settings.pop()
+    while unvisited:
+        path, value = unvisited.pop()
         if isinstance(value, Mapping):
-            nested_settings += [((*path, str(key)), entry) for key, entry in value.items()]
+            unvisited += [((*path, str(key)), entry) for key, entry in value.items()]
         elif any(map(OF_ROTATION.search, path)) and value not in UNSCALED:
             settings[path] = value
     base = settings.pop(("rope_theta",), None)
@@ -98,7 +105,8 @@ def undecided_positions(pair: PlanPair, forms: tuple[Scoring, Scoring] | None) -
     if is_guess:
         name = "of a guessed family are not known"
     else:
-        name = f"({next(p.position for p in pair if p.rotation_unknown)}) are only named"
+        position = next(plan.position for plan in pair if plan.rotation_unknown)
+        name = f"({position}) are only named"
         if pair[0].family != pair[1].family:
             return f"rotary positions {name}, and the two are of different families"
     if in_order:
@@ -109,27 +117,25 @@ def undecided_positions(pair: PlanPair, forms: tuple[Scoring, Scoring] | None) -
 def _same_order(reference: Scoring, candidate: Scoring) -> bool:
     """Return whether the rows of queries and keys of two blocks correspond one by one."""
     rounding = reference.rounding + candidate.rounding
-    least = ALIKE if rounding < 1 - ALIKE else QUANTIZED_ALIKE
+    least_cosine = ALIKE if rounding < 1 - ALIKE else QUANTIZED_ALIKE
     sides = (
         (reference.query, candidate.query),
         (reference.key, candidate.key),
     )
-    return all(_cosines(*side).min(initial=1.0) > least for side in sides)
+    return all(_correspond(*side, least_cosine) for side in sides)
 
 
-def _cosines(reference: Rows, candidate: Rows) -> np.ndarray:
-    """Absolute cosine similarity of corresponding rows; 1 where both are zero."""
+def _correspond(reference: Rows, candidate: Rows, least_cosine: float) -> bool:
+    """Return whether the rows of one side of two blocks correspond one by one."""
     expected, actual = _with_gain(reference), _with_gain(candidate)
     if expected.shape != actual.shape:
-        return np.zeros(1)
-    products = np.abs(np.einsum("nd,nd->n", expected, actual))
-    norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(actual, axis=1)
-    cosines = products / np.where(norms > 0, norms, 1.0)
-    are_zero = ~(expected.any(axis=1) | actual.any(axis=1))
-    return np.asarray(np.where(are_zero, 1.0, cosines))
+        return False
+    return bool((cosines(expected, actual) > least_cosine).all())
 
 
 def _with_gain(rows: Rows) -> np.ndarray:
-    """Rows (n, D) that read the stream, with the gain of the norm before them."""
-    flat = np.asarray(rows.weight, np.float64).reshape(-1, rows.weight.shape[-1])
-    return flat if rows.norm is None or rows.norm.gain is None else flat * rows.norm.gain
+    """Return the rows of all heads, (n, D), times the gain of the norm before them."""
+    weight = np.asarray(rows.weight, np.float64).reshape(-1, rows.weight.shape[-1])
+    if rows.norm is None or rows.norm.gain is None:
+        return weight
+    return np.asarray(weight * rows.norm.gain)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Tensors without a known cause that are printed.
 MOST_TENSORS = 8
 # The footnote of the table of distances.
-DISTANCE = (
+FOOTNOTE = (
     "relative distance, ‖reference − candidate‖ / ‖reference‖, of the head that differs most; "
     "N tokens from query to key"
 )
@@ -38,7 +38,7 @@ def printed(comparison: Comparison) -> Iterator[Any]:
         yield comparison.adapter
     if comparison.different_blocks:
         yield table_of_distances(comparison)
-        yield Text(DISTANCE, style="dim")
+        yield Text(FOOTNOTE, style="dim")
     if comparison.repair:
         yield ""
         yield _code(commented(comparison.repair))

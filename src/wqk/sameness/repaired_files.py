@@ -24,13 +24,17 @@ from wqk.checkpoints.checkpoint import View, by_plain_name
 from wqk.errors import CheckpointError, shown
 from wqk.model import Model
 from wqk.sameness.answer import CheckpointComparison
-from wqk.sameness.block_weights import BlockWeights, added_biases
+from wqk.sameness.block_weights import BlockWeights
 from wqk.sameness.circuits import PlanPair, form_parts
 from wqk.sameness.execution import Tensor, as_tensors, run
 from wqk.sameness.merges import adapted
 from wqk.sameness.repairs import Renumber
-from wqk.sameness.rewritten_files import TYPES, FileTensors, TensorLocation, places_in
+from wqk.sameness.rewritten_files import NUMPY_TYPES, FileTensors, TensorLocation, locations_in
+from wqk.sameness.stored_block import added_biases
 from wqk.sameness.written_repair import WrittenRepair
+
+# Differences without a repair that an error lists.
+MOST_LISTED = 3
 
 
 class ExpectedTensors(Mapping[str, Any]):
@@ -149,9 +153,11 @@ def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]
     unexplained = [cause.mismatch.reason for cause in comparison.causes if not cause.mismatch.steps]
     unexplained += [str(tensor) for tensor in comparison.unrepaired]
     if not any(isinstance(step, Renumber) for step in comparison.steps):
-        unexplained += [f"blocks only in {name}" for name, places, _ in comparison.alone if places]
+        unexplained += [f"blocks only in {blocks.model}" for blocks in comparison.alone]
     if unexplained:
-        listed = "; ".join(unexplained[:3]) + ("; …" if len(unexplained) > 3 else "")
+        listed = "; ".join(unexplained[:MOST_LISTED])
+        if len(unexplained) > MOST_LISTED:
+            listed += "; …"
         raise CheckpointError(f"--repair: no repair is known of: {listed}; nothing was written")
 
 
@@ -234,21 +240,21 @@ def _tensors_of(folder: Path, candidate: Model) -> FileTensors:
 
     Quantized tensors have no numbers of their own, and are left out.
     """
-    places: dict[str, TensorLocation] = {}
+    locations: dict[str, TensorLocation] = {}
     for path in sorted(folder.rglob("*.safetensors")):
-        places |= places_in(path)
-    plain_names = by_plain_name(places)
+        locations |= locations_in(path)
+    plain_names = by_plain_name(locations)
     plain, stored_names = {}, {}
     checkpoint = candidate.checkpoint
     while isinstance(checkpoint, View):
         checkpoint = checkpoint.inner
     for name, info in checkpoint.tensors().items():
         stored_names[name] = plain_names.get(name, name)
-        place = places.get(stored_names[name])
-        if place is None or place.dtype not in TYPES or info.quantized:
+        location = locations.get(stored_names[name])
+        if location is None or location.dtype not in NUMPY_TYPES or info.quantized:
             continue
-        if place.shape == info.shape:
-            plain[name] = place
+        if location.shape == info.shape:
+            plain[name] = location
     return FileTensors(folder, plain, stored_names)
 
 

@@ -24,7 +24,7 @@ from wqk.sameness.edits import Edit, Take
 
 # Columns of printed code.
 WIDTH = 100
-LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+NUMBER_OF_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Step(Protocol):
@@ -411,7 +411,7 @@ def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
         if layer is None:
             alone.append(step)
             continue
-        template = step.renamed(lambda name: Template(LAYER.sub("{layer}", name)))
+        template = step.renamed(lambda name: Template(NUMBER_OF_LAYER.sub("{layer}", name)))
         code = template.code()
         templates.setdefault(code, template)
         layers_by_code.setdefault(code, []).append(layer)
@@ -430,7 +430,7 @@ def _only_layer(names: Iterable[str]) -> int | None:
     """
     layers: set[int] = set()
     for name in names:
-        numbers = LAYER.findall(name)
+        numbers = NUMBER_OF_LAYER.findall(name)
         if len(numbers) != 1 or not _can_be_template(name):
             return None
         layers.add(int(numbers[0]))
@@ -496,7 +496,7 @@ def _repetition(names: Sequence[str]) -> tuple[list[Template], list[int]] | None
         return None
     layers_by_template: dict[Template, list[int]] = {}
     for name in names:
-        match = LAYER.search(name)
+        match = NUMBER_OF_LAYER.search(name)
         if match is None:
             return None
         template = Template(f"{name[: match.start()]}{{layer}}{name[match.end() :]}")

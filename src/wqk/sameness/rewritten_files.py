@@ -1,6 +1,6 @@
-"""Tensors of safetensors files: read, written in their place, resized and added.
+"""Tensors of safetensors files: read, written in their location, resized and added.
 
-A tensor that keeps its shape is written in its place, and nothing else of the file changes. A
+A tensor that keeps its shape is written in its location, and nothing else of the file changes. A
 tensor of another shape, or one that the file lacks, is kept in a file of its own until the end.
 Then the shard is written once more: a new header, and the bytes of all other tensors as they are.
 """
@@ -20,7 +20,7 @@ from wqk.errors import CheckpointError
 from wqk.sameness.execution import Tensor
 
 # NumPy's types of safetensors' floats; bfloat16 is handled by its bits.
-TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # The folder of tensors that change their shape, while a repair runs.
 PENDING = ".resized"
 # A header's length is a multiple of this number of bytes.
@@ -28,7 +28,19 @@ ALIGNMENT = 8
 
 
 class TensorLocation(NamedTuple):
-    """The place of a tensor in a file."""
+    """The location of a tensor in a file.
+
+    Attributes
+    ----------
+    path
+        The file.
+    dtype
+        The type, as safetensors names it, such as ``BF16``.
+    shape
+        The stored shape.
+    start, end
+        The half-open range of the tensor's bytes in the file.
+    """
 
     path: Path
     dtype: str
@@ -36,17 +48,22 @@ class TensorLocation(NamedTuple):
     start: int
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.end - self.start
 
-def places_in(path: Path) -> dict[str, TensorLocation]:
-    """Return the places of the tensors of a safetensors file, by name."""
+
+def locations_in(path: Path) -> dict[str, TensorLocation]:
+    """Return the locations of the tensors of a safetensors file, by name."""
     header, first = _header_of(path)
     header.pop("__metadata__", None)
-    places = {}
+    locations = {}
     for name, entry in header.items():
         start, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        places[name] = TensorLocation(path, entry["dtype"], shape, first + start, first + end)
-    return places
+        locations[name] = TensorLocation(path, entry["dtype"], shape, first + start, first + end)
+    return locations
 
 
 def _header_of(path: Path) -> tuple[dict[str, Any], int]:
@@ -56,21 +73,21 @@ def _header_of(path: Path) -> tuple[dict[str, Any], int]:
         return json.loads(file.read(length)), 8 + length
 
 
-def read_place(place: TensorLocation) -> np.ndarray:
+def read_location(location: TensorLocation) -> np.ndarray:
     """Return the numbers of a tensor; bfloat16 as float32."""
-    with place.path.open("rb") as file:
-        file.seek(place.start)
-        stored = np.frombuffer(file.read(place.end - place.start), TYPES[place.dtype])
-    if place.dtype == "BF16":
+    with location.path.open("rb") as file:
+        file.seek(location.start)
+        stored = np.frombuffer(file.read(location.nbytes), NUMPY_TYPES[location.dtype])
+    if location.dtype == "BF16":
         stored = (stored.astype(np.uint32) << 16).view(np.float32)
-    return np.array(stored).reshape(place.shape)
+    return np.array(stored).reshape(location.shape)
 
 
-def write_place(place: TensorLocation, values: np.ndarray) -> None:
+def write_location(location: TensorLocation, values: np.ndarray) -> None:
     """Write the numbers of a tensor in its own type, and nothing else."""
-    with place.path.open("r+b") as file:
-        file.seek(place.start)
-        file.write(encoded(values, place.dtype))
+    with location.path.open("r+b") as file:
+        file.seek(location.start)
+        file.write(encoded(values, location.dtype))
 
 
 def encoded(values: np.ndarray, dtype: str) -> bytes:
@@ -82,13 +99,15 @@ def encoded(values: np.ndarray, dtype: str) -> bytes:
     '803f'
     """
     if dtype != "BF16":
-        return np.ascontiguousarray(values, TYPES[dtype]).tobytes()
+        return np.ascontiguousarray(values, NUMPY_TYPES[dtype]).tobytes()
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    even = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = ((bits + np.uint32(0x7FFF) + even) >> np.uint32(16)).astype("<u2")
-    is_nan = np.isnan(values)
-    rounded[is_nan] = (bits[is_nan] >> np.uint32(16)).astype("<u2") | np.uint16(0x40)
-    return rounded.tobytes()
+    upper_half = bits >> np.uint32(16)
+    # Ties are rounded to even: added is just below half of the last place, plus its last bit.
+    is_odd = upper_half & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + is_odd) >> np.uint32(16)
+    # Rounding could turn NaN into infinity; a bit of the mantissa keeps it NaN.
+    quiet_nan = upper_half | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet_nan, rounded).astype("<u2").tobytes()
 
 
 class FileTensors(MutableMapping[str, Any]):
@@ -98,7 +117,7 @@ class FileTensors(MutableMapping[str, Any]):
     ----------
     folder
         The folder of the files.
-    places
+    locations
         By the names of the candidate's tensors: those with numbers of a plain floating type.
     stored_names
         The names in the files of the candidate's tensors, also of those without such numbers.
@@ -114,10 +133,10 @@ class FileTensors(MutableMapping[str, Any]):
     """
 
     def __init__(
-        self, folder: Path, places: Mapping[str, TensorLocation], stored_names: Mapping[str, str]
+        self, folder: Path, locations: Mapping[str, TensorLocation], stored_names: Mapping[str, str]
     ) -> None:
         self._folder = folder
-        self._places = dict(places)
+        self._locations = dict(locations)
         self._stored_names = dict(stored_names)
         # The shard of each tensor that is kept in a file of its own.
         self._shards: dict[str, Path] = {}
@@ -128,33 +147,33 @@ class FileTensors(MutableMapping[str, Any]):
         self.removed: list[str] = []
 
     def __getitem__(self, name: str) -> Tensor:
-        return Tensor(read_place(self._places[name]))
+        return Tensor(read_location(self._locations[name]))
 
     def __setitem__(self, name: str, value: Any) -> None:
         values = value.array if isinstance(value, Tensor) else np.asarray(value)
-        place = self._places.get(name)
-        if place is not None and place.shape == values.shape:
-            write_place(place, values)
+        location = self._locations.get(name)
+        if location is not None and location.shape == values.shape:
+            write_location(location, values)
         else:
             self._set_aside(name, values)
         self.changed.append(name)
 
     def _set_aside(self, name: str, values: np.ndarray) -> None:
         """Write a tensor of another shape, or an added one, to a file of its own."""
-        place = self._places.get(name)
-        if place is None:
-            place = self._place_of_added(name)
+        location = self._locations.get(name)
+        if location is None:
+            location = self._location_of_added(name)
             self.added.append(name)
-        self._shards.setdefault(name, place.path)
+        self._shards.setdefault(name, location.path)
         folder = self._folder / PENDING
         folder.mkdir(exist_ok=True)
         path = folder / str(len(list(folder.iterdir())))
-        data = encoded(values, place.dtype)
+        data = encoded(values, location.dtype)
         path.write_bytes(data)
-        self._places[name] = TensorLocation(path, place.dtype, values.shape, 0, len(data))
+        self._locations[name] = TensorLocation(path, location.dtype, values.shape, 0, len(data))
 
-    def _place_of_added(self, name: str) -> TensorLocation:
-        """Return the place of the tensor whose shard and type an added tensor gets."""
+    def _location_of_added(self, name: str) -> TensorLocation:
+        """Return the location of the tensor whose shard and type an added tensor gets."""
         if name in self._stored_names:
             raise CheckpointError(
                 f"--repair: the candidate stores {name} without plain floating-point numbers; "
@@ -164,24 +183,24 @@ class FileTensors(MutableMapping[str, Any]):
         stored = self._stored_names[neighbor]
         prefix = stored.removesuffix(neighbor) if stored.endswith(neighbor) else ""
         self._stored_names[name] = prefix + name
-        shard = self._shards.get(neighbor, self._places[neighbor].path)
-        return self._places[neighbor]._replace(path=shard)
+        shard = self._shards.get(neighbor, self._locations[neighbor].path)
+        return self._locations[neighbor]._replace(path=shard)
 
     def _neighbor_of(self, name: str) -> str:
         """Return a stored tensor of the same module, or of one around it; the last one of all."""
         module = module_of(name)
         while module:
-            for neighbor in self._places:
+            for neighbor in self._locations:
                 if neighbor.startswith(f"{module}."):
                     return neighbor
             module = module_of(module)
-        return [*self._places][-1]
+        return [*self._locations][-1]
 
     def finish(self) -> None:
         """Write the shards once more of which tensors changed their shape, or have new ones."""
         by_shard: dict[Path, dict[str, TensorLocation]] = {}
         for name, shard in self._shards.items():
-            by_shard.setdefault(shard, {})[self._stored_names[name]] = self._places[name]
+            by_shard.setdefault(shard, {})[self._stored_names[name]] = self._locations[name]
         removed_by_shard: dict[Path, list[str]] = {}
         for name, shard in self._removed_from.items():
             removed_by_shard.setdefault(shard, []).append(self._stored_names[name])
@@ -193,35 +212,35 @@ class FileTensors(MutableMapping[str, Any]):
             _update_index(self._folder)
 
     def __delitem__(self, name: str) -> None:
-        place = self._places.pop(name)
-        self._removed_from[name] = self._shards.pop(name, place.path)
+        location = self._locations.pop(name)
+        self._removed_from[name] = self._shards.pop(name, location.path)
         self.removed.append(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
 
 def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation], removed: Collection[str]) -> None:
-    """Write a shard with other tensors in the places of some of its own, and with further ones.
+    """Write a shard with other tensors instead of some of its own, and with further ones.
 
     ``removed`` are tensors that the shard loses.
     """
     header, _ = _header_of(shard)
     metadata = header.pop("__metadata__", None)
-    stored = places_in(shard)
+    stored = locations_in(shard)
     # Tensors keep the order of their bytes; added ones come last.
     names = sorted(stored.keys() - removed, key=lambda name: stored[name].start)
-    places = {name: replaced.get(name, stored[name]) for name in names} | dict(replaced)
+    locations = {name: replaced.get(name, stored[name]) for name in names} | dict(replaced)
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
-    for name, place in places.items():
-        start, end = end, end + place.end - place.start
+    for name, location in locations.items():
+        start, end = end, end + location.nbytes
         entries[name] = {
-            "dtype": place.dtype,
-            "shape": list(place.shape),
+            "dtype": location.dtype,
+            "shape": list(location.shape),
             "data_offsets": [start, end],
         }
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -229,16 +248,16 @@ def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation], removed: Colle
     written = shard.with_name(f".{shard.name}.new")
     with written.open("wb") as target:
         target.write(len(text).to_bytes(8, "little") + text)
-        for place in places.values():
-            _copy(place, target)
+        for location in locations.values():
+            _copy(location, target)
     written.replace(shard)
 
 
-def _copy(place: TensorLocation, target: Any) -> None:
+def _copy(location: TensorLocation, target: Any) -> None:
     """Append the bytes of a tensor to an open file, a few at a time."""
-    left = place.end - place.start
-    with place.path.open("rb") as source:
-        source.seek(place.start)
+    left = location.nbytes
+    with location.path.open("rb") as source:
+        source.seek(location.start)
         while left:
             piece = source.read(min(left, 1 << 24))
             target.write(piece)
@@ -252,10 +271,10 @@ def _update_index(folder: Path) -> None:
         sizes = 0
         stored: set[str] = set()
         for shard in sorted(set(content["weight_map"].values())):
-            places = places_in(index.parent / shard)
-            sizes += sum(place.end - place.start for place in places.values())
-            stored.update(places)
-            for name in places:
+            locations = locations_in(index.parent / shard)
+            sizes += sum(location.nbytes for location in locations.values())
+            stored.update(locations)
+            for name in locations:
                 content["weight_map"].setdefault(name, shard)
         for name in content["weight_map"].keys() - stored:
             del content["weight_map"][name]

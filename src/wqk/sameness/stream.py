@@ -1,10 +1,10 @@
 """The reference in the candidate's coordinates of the residual stream, with its gains moved along.
 
-The stream may be rotated (QuaRot, SpinQuant): one orthogonal matrix Q turns every vector x of the
-stream into x Q. Embeddings and the outputs of every module turn with it, and weights W that read
-the stream become W diag(g) Q, where g is the gain of the norm before them. Q is computed from
-vectors that turn without a gain, rows of the embeddings and columns of weights that write to the
-stream (orthogonal Procrustes). All remaining tensors have to agree with Q.
+The stream may be rotated (QuaRot, SpinQuant): one orthogonal matrix Q makes every vector x of the
+stream x Q. Embeddings and the outputs of every module rotate with it, and weights W that read the
+stream become W diag(g) Q, where g is the gain of the norm before them. Q is computed from vectors
+that rotate without a gain, rows of the embeddings and columns of weights that write to the stream
+(orthogonal Procrustes). All remaining tensors have to agree with Q.
 
 Axes: n vectors, D model width.
 """
@@ -53,25 +53,42 @@ class StreamWeight(NamedTuple):
         return self.norm.gain[0].name if self.norm is not None and self.norm.gain else ""
 
 
-class StreamTurn(NamedTuple):
-    """The axis of a tensor that turns with the stream, and the gain of the norm before it."""
+class StreamAxis(NamedTuple):
+    """The axis of a tensor that rotates with the stream.
+
+    Attributes
+    ----------
+    axis
+        The axis, of length D.
+    gain
+        Name of the gain of the norm before the tensor; empty without one.
+    """
 
     axis: int
     gain: str
 
 
-class Turned(View):
+class StreamView(View):
     """The reference with its stream rotated, and its gains moved to where the candidate has them.
 
     Without a rotation, only gains before weights that no form contains are moved: forms do not
     depend on the place of a gain.
 
+    Parameters
+    ----------
+    models, names
+        The two models, and the candidate's name of each tensor of the reference.
+    rotation
+        The matrix Q, (D, D); None to move gains alone.
+    table
+        The reference's name of the table of embeddings; empty without a rotation.
+
     Attributes
     ----------
-    turns
-        The turn of each tensor, by name.
-    straight
-        Tensors that should turn with the stream, and do not.
+    stream_axes
+        The axis on which each tensor rotates, by name.
+    unrotated
+        Tensors that should rotate with the stream, and do not.
     """
 
     def __init__(
@@ -84,8 +101,8 @@ class Turned(View):
         reference, self._candidate = (model.checkpoint for model in models)
         super().__init__(reference)
         self._rotation = rotation
-        self.straight = list[str]()
-        self.turns: dict[str, StreamTurn] = {}
+        self.unrotated = list[str]()
+        self.stream_axes: dict[str, StreamAxis] = {}
         self._copies = self._untied_heads(names, table)
         if self._copies:
             self.config = {**self.config, "tie_word_embeddings": False}
@@ -96,25 +113,24 @@ class Turned(View):
         ]
         offsets = [weight.norm.offset for weight in weights if weight.norm]
         self._offset = max(offsets, default=0.0)
-        gain_by_reader = dict(
-            self._readers({weight.gain for weight in weights if weight.gain}, formed)
-        )
+        gains_of_forms = {weight.gain for weight in weights if weight.gain}
+        gain_by_reader = dict(self._readers(gains_of_forms, formed))
         if rotation is None:
             self._fold(gain_by_reader)
         else:
             for weight in weights:
                 axis = 0 if weight.projection.transposed else 1
-                self.turns[weight.projection.tensor] = StreamTurn(axis, weight.gain)
-            self._turn_others(gain_by_reader, formed, len(rotation))
-        gains = {turn.gain for turn in self.turns.values() if turn.gain}
+                self.stream_axes[weight.projection.tensor] = StreamAxis(axis, weight.gain)
+            self._add_other_axes(gain_by_reader, formed, len(rotation))
+        gains = {stream_axis.gain for stream_axis in self.stream_axes.values() if stream_axis.gain}
         gains = {gain for gain in gains if not self._is_lossy(gain)}
         self._moved_gains = gains - formed if rotation is None else gains
-        self.changed = {*self.turns, *self._copies, *self._moved_gains}
+        self.changed = {*self.stream_axes, *self._copies, *self._moved_gains}
 
     def _untied_heads(self, names: Mapping[str, str], table: str) -> dict[str, str]:
-        """Output heads of the candidate that were tied before gains were folded into them.
+        """Return the candidate's output heads that were tied before gains were folded into them.
 
-        By name, the table of embeddings that the head was tied to.
+        Returned is the table of embeddings that each head was tied to, by the head's name.
         """
         if not table:
             return {}
@@ -129,11 +145,18 @@ class Turned(View):
     def _readers(
         self, gains: Collection[str], formed: Collection[str]
     ) -> Iterator[tuple[str, str]]:
-        """Yield tensors that read the stream, (..., D), with the gain of the norm before them.
+        """Yield tensors that read the stream, (…, D), with the gain of the norm before them.
 
-        Only tensors that no form contains. In a layer, the gain is the only one that no form
-        contains, or else the only one of the layer; the same holds outside of layers. Among several
-        gains, the gain is unknown, and the tensor is left out.
+        Only tensors that no form contains are yielded. In a layer, the gain is the only one that no
+        form contains, or else the only one of the layer; the same holds outside of layers. Among
+        several gains, the gain is unknown, and the tensor is left out.
+
+        Parameters
+        ----------
+        gains
+            The gains of the norms before attention, whose shape all gains have.
+        formed
+            The tensors of forms.
         """
         tensors = self.tensors()
         shapes = {tensors[gain].shape for gain in gains}
@@ -153,32 +176,34 @@ class Turned(View):
                 yield name, candidates[0]
 
     def _fold(self, gain_by_reader: Mapping[str, str]) -> None:
-        """Note the readers of each gain that differs, if the difference explains all readers."""
+        """Add the axes of the readers of each gain that differs, if that explains all readers."""
         tensors = self.inner.tensors()
         for gain in sorted({*gain_by_reader.values()}):
             is_centered = f"{gain.removesuffix('weight')}bias" in tensors
             if is_centered or np.allclose(*self._gains(gain), rtol=SAME_SHARE):
                 continue
-            turns = {
-                name: StreamTurn(len(tensors[name].shape) - 1, gain)
+            stream_axes = {
+                name: StreamAxis(len(tensors[name].shape) - 1, gain)
                 for name, gain_of_reader in gain_by_reader.items()
                 if gain_of_reader == gain
             }
-            if all(self._fits(name, turn) for name, turn in turns.items()):
-                self.turns |= turns
+            if all(self._fits(name, stream_axis) for name, stream_axis in stream_axes.items()):
+                self.stream_axes |= stream_axes
 
-    def _turn_others(
+    def _add_other_axes(
         self, gain_by_reader: Mapping[str, str], formed: Collection[str], width: int
     ) -> None:
-        """Note the turns of all tensors besides the weights of the forms."""
-        gains = {turn.gain for turn in self.turns.values()} | {*gain_by_reader.values()}
+        """Add the axes of all tensors besides the weights of the forms."""
+        gains = {stream_axis.gain for stream_axis in self.stream_axes.values()} | {
+            *gain_by_reader.values()
+        }
         for name in self._names:
-            if name in self.turns or name in gains:
+            if name in self.stream_axes or name in gains:
                 continue
             is_vector = len(self.tensors()[name].shape) < 2
             is_bias = name.endswith("bias") and name not in formed
             if not is_vector or is_bias:
-                self._note_turn(name, gain_by_reader.get(name, ""), width)
+                self._add_axis(name, gain_by_reader.get(name, ""), width)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return the reference's tensors, and its output head if the candidate stores one."""
@@ -199,54 +224,55 @@ class Turned(View):
         """Return the values that the candidate should have; None for unchanged tensors."""
         if name in self._moved_gains:
             return self._in_candidate(name)
-        if name not in self.turns and name not in self._copies:
+        if name not in self.stream_axes and name not in self._copies:
             return None
         value = self._in_reference(name)
-        if name not in self.turns:
+        if name not in self.stream_axes:
             return value
-        axis, gain = self.turns[name]
+        axis, gain = self.stream_axes[name]
         before, after = self._gains(gain)
         rows = np.moveaxis(value, axis, -1) * before
         if self._rotation is not None:
             rows = rows @ self._rotation
         return np.ascontiguousarray(np.moveaxis(rows / after, -1, axis), value.dtype)
 
-    def _note_turn(self, name: str, gain: str, width: int) -> None:
-        """Note the axis on which a tensor turns, and whether the tensor does not turn.
+    def _add_axis(self, name: str, gain: str, width: int) -> None:
+        """Add the axis on which a tensor rotates, and note a tensor that does not rotate.
 
-        The rows of a square weight may write to the stream instead of reading it.
+        The rows of a square weight may write to the stream instead of reading it: both axes are
+        tried.
         """
         shape = self.tensors()[name].shape
         axes = [axis for axis, size in enumerate(shape) if size == width]
         if not axes or shape != self._candidate.tensors()[self._names[name]].shape:
             return
         last_axis = len(shape) - 1
-        turns = [StreamTurn(axis, gain if axis == last_axis else "") for axis in axes]
-        for turn in turns:
-            if self._fits(name, turn):
-                self.turns[name] = turn
+        stream_axes = [StreamAxis(axis, gain if axis == last_axis else "") for axis in axes]
+        for stream_axis in stream_axes:
+            if self._fits(name, stream_axis):
+                self.stream_axes[name] = stream_axis
                 return
-        self.straight.append(name)
-        self.turns[name] = turns[-1]
+        self.unrotated.append(name)
+        self.stream_axes[name] = stream_axes[-1]
 
-    def _fits(self, name: str, turn: StreamTurn) -> bool:
-        """Return whether a turned tensor is the candidate's; rows may lie in another order."""
+    def _fits(self, name: str, stream_axis: StreamAxis) -> bool:
+        """Return whether a rotated tensor is the candidate's; rows may lie in another order."""
         info = self.tensors()[name]
         candidate_info = self._candidate.tensors()[self._names[name]]
         if info.shape != candidate_info.shape:
             return False
-        width = info.shape[turn.axis]
+        width = info.shape[stream_axis.axis]
         reference_rows, candidate_rows = (
-            np.moveaxis(value, turn.axis, -1).reshape(-1, width)
+            np.moveaxis(value, stream_axis.axis, -1).reshape(-1, width)
             for value in (self._in_reference(name), self._in_candidate(name))
         )
-        before, after = self._gains(turn.gain)
+        before, after = self._gains(stream_axis.gain)
         # Products with one random vector stand for all columns.
         probe = np.random.default_rng(0).standard_normal(width)
-        turned_probe = probe / after
+        rotated_probe = probe / after
         if self._rotation is not None:
-            turned_probe = self._rotation @ turned_probe
-        expected = reference_rows @ (before * turned_probe)
+            rotated_probe = self._rotation @ rotated_probe
+        expected = reference_rows @ (before * rotated_probe)
         actual = candidate_rows @ probe
         distance = min(
             np.linalg.norm(expected - actual),
@@ -257,7 +283,7 @@ class Turned(View):
     def _is_lossy(self, gain: str) -> bool:
         """Return whether the candidate's gain is 0 where the reference has a value.
 
-        No weight behind such a gain replaces the lost values, so that the gain was not moved.
+        No weight behind such a gain replaces the lost values. Therefore the gain was not moved.
         """
         (before,) = self.inner.read([Part(gain)])
         is_lost = self._in_candidate(gain) + self._offset == 0
@@ -266,7 +292,10 @@ class Turned(View):
         return bool(is_lost.any())
 
     def _gains(self, gain: str) -> tuple[Any, Any]:
-        """Return the factors of values before they turn, and the divisors after they turned."""
+        """Return the factors before a rotation and the divisors after it, (D,); 1 without a gain.
+
+        The factors are the reference's gain, the divisors the candidate's.
+        """
         if not gain:
             return 1.0, 1.0
         (before,) = self.inner.read([Part(gain)])
@@ -288,11 +317,13 @@ def _stream_weights(model: Model) -> Iterator[StreamWeight]:
                 yield StreamWeight(projection, side.input_norm if reads else None, reads)
 
 
-def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, list[str]]:
+def moved_gains(
+    models: Sequence[Model], names: Mapping[str, str]
+) -> tuple[Model | None, list[str]]:
     """Return the reference with its gains where the candidate has them, and notes.
 
-    Only gains before weights that attention does not read: feed-forward networks, outputs. None if
-    no gain is moved, or if blocks do not begin with a norm.
+    Only gains before weights that attention does not read are moved: of feed-forward networks, of
+    outputs. None if no gain is moved, or if blocks do not begin with a norm.
     """
     weights = [weight for weight in _stream_weights(models[0]) if weight.gain]
     if not weights:
@@ -301,10 +332,10 @@ def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
         layer_prefix(weight.projection.tensor) != layer_prefix(weight.gain) for weight in weights
     ):
         return None, []
-    view = Turned(models, names)
+    view = StreamView(models, names)
     if not view.changed:
         return None, []
-    moved = {turn.gain for turn in view.turns.values()}
+    moved = {stream_axis.gain for stream_axis in view.stream_axes.values()}
     note = (
         f"{counted(len(moved), 'norm')} with a gain that is folded into what it feeds in one: "
         f"{min(moved)}, …"
@@ -313,14 +344,14 @@ def folded(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
 
 
 def allowed(*infos: TensorInfo) -> float:
-    """Largest distance of a tensor from the turned one that rounding explains, relative to it."""
+    """Return the largest relative distance of a tensor from the rotated one, given their types."""
     return ROTATED + 2 * max(ROUNDING.get(info.dtype, ROUNDING["F8_E5M2"]) for info in infos)
 
 
-def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
+def rotated_stream(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
     """Return the reference with the candidate's stream, and a description.
 
-    None if no rotation turns one stream into the other; the description then contains the reason.
+    None if no rotation makes one stream the other; the description then contains the reason.
     """
     readers = [weight for model in models for weight in _stream_weights(model) if weight.reads]
     gains = [weight.gain for weight in readers if weight.gain]
@@ -345,17 +376,20 @@ def turned(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | N
         )
     if np.abs(rotation - np.eye(width)).max() < ROTATED:
         return None, "the streams have the same coordinates"
-    view = Turned(models, names, rotation, table)
+    view = StreamView(models, names, rotation, table)
     description = f"is turned by one orthogonal matrix ({width} × {width})"
-    if view.straight:
-        description += f"; not turned with it: {few(view.straight, 4)}"
+    if view.unrotated:
+        description += f"; not turned with it: {few(view.unrotated, 4)}"
     return open_model(view, family=models[0].family_file), description
 
 
 def _rotation(
     models: Sequence[Model], names: Mapping[str, str], table: str, width: int
 ) -> tuple[np.ndarray, float]:
-    """Return the rotation of the stream (D, D), and the relative distance of the embeddings."""
+    """Return the rotation of the stream (D, D), and the relative distance of the embeddings.
+
+    At least as many vectors as dimensions determine a rotation.
+    """
     embeddings: tuple[np.ndarray, np.ndarray] | None = None
     products = np.zeros((width, width))
     count = 0
@@ -376,16 +410,17 @@ def _rotation(
 def _vectors(
     models: Sequence[Model], names: Mapping[str, str], table: str, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield vectors (n, D) of both models that turn without a gain, the embeddings first.
+    """Yield vectors (n, D) of both models that rotate without a gain, the embeddings first.
 
     Further vectors are the columns of weights that write to the stream.
     """
     reference = models[0].checkpoint
-    count = min(reference.info(table).shape[0], 8 * width)
-    yield _read_pair(models, Part(table, ((0, count),)), Part(names[table], ((0, count),)))
+    rows = ((0, min(reference.info(table).shape[0], 8 * width)),)
+    yield _read_pair(models, Part(table, rows), Part(names[table], rows))
     formed = {*names_in_forms(models[0].plans)}
     for name, info in reference.tensors().items():
-        writes = len(info.shape) == 2 and info.shape[0] == width != info.shape[1]
+        is_matrix = len(info.shape) == 2
+        writes = is_matrix and info.shape[0] == width != info.shape[1]
         if writes and name in names and name not in formed:
             expected, actual = _read_pair(models, Part(name), Part(names[name]))
             yield expected.T, actual.T

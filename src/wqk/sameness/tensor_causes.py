@@ -27,7 +27,7 @@ from wqk.sameness.tensor_findings import TensorFinding, TensorSearch
 from wqk.sameness.verdicts import Verdict
 
 # Heads over the vocabulary, which lie outside of layers.
-HEAD = re.compile(r"^(?:[a-z_]+\.)*(?:lm_head|embed_out|output)\.weight$")
+OUTPUT_HEAD = re.compile(r"^(?:[a-z_]+\.)*(?:lm_head|embed_out|output)\.weight$")
 # Words for the two projections before the product of a gated feed-forward network.
 GATES, UPS = ("gate_proj", "ffn_gate", "w1"), ("up_proj", "ffn_up", "w3")
 # Reasons of causes that the numbers of a quantized tensor show.
@@ -278,7 +278,7 @@ def _heads_against_ties(
     is_tied = config.get("tie_word_embeddings", default)
     for tensor in tensors:
         name = tensor.title
-        if not HEAD.search(name):
+        if not OUTPUT_HEAD.search(name):
             continue
         if tensor.outcome is Outcome.ADDED and is_tied is True:
             reason = f"{name} differs from the embeddings, but tie_word_embeddings is true"

@@ -1,4 +1,8 @@
-"""The edit that makes one tensor outside attention the expected one."""
+"""The edit that makes one tensor outside attention the expected one.
+
+Searched are, in this order: one number everywhere, a constant that was added, a factor, an
+exponential, exchanged axes, and orders of the entries along one axis.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +37,24 @@ from wqk.sameness.tolerances import (
 )
 
 # Entries whose median difference is a constant that may have been added.
-SAMPLED = 1 << 16
+SAMPLED_ENTRIES = 1 << 16
 
 # Numbers by which orders of rows are named: rows of feed-forward networks make no heads.
-SIZES = Sizes(2, 2, 1)
+SIZES_WITHOUT_HEADS = Sizes(2, 2, 1)
 
 
-class EditFound(NamedTuple):
-    """An edit that makes a tensor the expected one, with the cause and numbers behind it."""
+class TensorEdit(NamedTuple):
+    """An edit that makes a tensor the expected one.
+
+    Attributes
+    ----------
+    kind, description
+        The cause, and a phrase on it.
+    edit
+        The edit of the tensor as it is stored.
+    facts
+        Numbers behind the description, by name.
+    """
 
     kind: Kind
     description: str
@@ -48,88 +62,94 @@ class EditFound(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-def _edit_of(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
-    """Find the edit of one tensor that has the expected shape."""
+def find_edit(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
+    """Return the edit of a tensor that has the expected shape; None if no edit is known."""
     if not np.isfinite(actual).all():
         return None
     if not actual.any():
-        return EditFound(Kind.ZERO, str(Kind.ZERO), Take())
+        return TensorEdit(Kind.ZERO, str(Kind.ZERO), Take())
     if np.ptp(actual) == 0 and actual.size > 1:
-        return EditFound(Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take())
-    finding = _arithmetic(expected, actual)
+        return TensorEdit(Kind.CONSTANT, f"{Kind.CONSTANT}: all are {actual.flat[0]:g}", Take())
+    finding = _find_arithmetic(expected, actual)
     if finding is not None:
         return finding
-    if _is_transposed(expected, actual):
+    if is_transposed(expected, actual):
         if expected.ndim == 2:
-            return EditFound(Kind.TRANSPOSED, "stored transposed", Transpose())
+            return TensorEdit(Kind.TRANSPOSED, "stored transposed", Transpose())
         description = "stored with the last two axes exchanged"
-        return EditFound(Kind.TRANSPOSED, description, ExchangeLastAxes())
+        return TensorEdit(Kind.TRANSPOSED, description, ExchangeLastAxes())
     for axis in range(expected.ndim):
         order = _order_along(expected, actual, axis)
         if order is not None:
-            return _named_order(order, axis, expected.ndim)
+            return _edit_of_order(order, axis, expected.ndim)
     return None
 
 
-def _arithmetic(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
-    """Find an operation on each number: a constant added, a factor, an exponential."""
-    offset = _added_constant(expected, actual)
+def _find_arithmetic(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
+    """Return an edit of each number: of a constant added, a factor, or an exponential."""
+    offset = _find_added_constant(expected, actual)
     if offset is not None:
         return offset
-    factor = float(np.vdot(expected, actual) / max(np.vdot(expected, expected), TINY))
+    square = max(np.vdot(expected, expected), TINY)
+    factor = float(np.vdot(expected, actual) / square)
     if abs(factor - 1) > SAME_FACTOR and same_numbers(factor * expected, actual):
         fit = fit_factor(expected, actual)
         description = f"scaled by {fit.factor:.4g}"
-        return EditFound(Kind.SCALED, description, Scale(fit.factor), fit.facts())
-    for sign, exponential in ((-1, "−exp"), (1, "exp")):
+        return TensorEdit(Kind.SCALED, description, Scale(fit.factor), fit.facts())
+    for sign, name in ((-1, "−exp"), (1, "exp")):
         # The first row rules most tensors out.
-        is_exponential = _is_exponential(expected[:1], actual[:1], sign)
-        if is_exponential and _is_exponential(expected, actual, sign):
-            description = f"{Kind.EXPONENTIAL}, {exponential} of it"
-            return EditFound(Kind.EXPONENTIAL, description, Logarithm(sign < 0))
+        may_be_exponential = _is_exponential(expected[:1], actual[:1], sign)
+        if may_be_exponential and _is_exponential(expected, actual, sign):
+            description = f"{Kind.EXPONENTIAL}, {name} of it"
+            return TensorEdit(Kind.EXPONENTIAL, description, Logarithm(sign < 0))
     return None
 
 
-def _added_constant(expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
-    """Find a constant that was added to each number."""
-    stride = max(1, actual.size // SAMPLED)
-    step = float(np.median((actual - expected).ravel()[::stride]))
-    if abs(step) <= LEAST_OFFSET or not _is_offset(expected, actual, step):
+def _find_added_constant(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
+    """Return the edit of a constant that was added to each number; None if none was."""
+    stride = max(1, actual.size // SAMPLED_ENTRIES)
+    differences = (actual - expected).ravel()
+    fitted = float(np.median(differences[::stride]))
+    if abs(fitted) <= LEAST_OFFSET or not _is_offset(expected, actual, fitted):
         return None
-    is_whole = round(step) != 0 and abs(step - round(step)) < WHOLE
-    constant = round(step) if is_whole else step
-    verb = "added" if step > 0 else "subtracted"
-    return EditFound(Kind.OFFSET, f"{abs(constant):g} was {verb}", Offset(-constant))
+    is_whole = round(fitted) != 0 and abs(fitted - round(fitted)) < WHOLE
+    constant = round(fitted) if is_whole else fitted
+    verb = "added" if fitted > 0 else "subtracted"
+    return TensorEdit(Kind.OFFSET, f"{abs(constant):g} was {verb}", Offset(-constant))
 
 
 def _is_exponential(expected: np.ndarray, actual: np.ndarray, sign: int) -> bool:
-    """Return whether an array is the exponential of the expected one, of either sign."""
+    """Return whether an array is the exponential of the expected one, times a sign."""
     with np.errstate(over="ignore"):
         exponential = sign * np.exp(expected)
     return bool(np.isfinite(exponential).all()) and same_numbers(exponential, actual)
 
 
-def _is_offset(expected: np.ndarray, actual: np.ndarray, step: float) -> bool:
+def _is_offset(expected: np.ndarray, actual: np.ndarray, constant: float) -> bool:
     """Return whether a constant explains a difference: most of it, not its rounding alone."""
-    remainder = np.linalg.norm(actual - expected - step)
-    explains = remainder <= UNEXPLAINED_BY_FACTORS * np.linalg.norm(actual - expected)
-    return bool(explains) and same_numbers(expected + step, actual)
+    difference = actual - expected
+    remainder = np.linalg.norm(difference - constant)
+    explains = remainder <= UNEXPLAINED_BY_FACTORS * np.linalg.norm(difference)
+    return bool(explains) and same_numbers(expected + constant, actual)
 
 
 def _order_along(expected: np.ndarray, actual: np.ndarray, axis: int) -> np.ndarray | None:
-    """Return the entries along an axis that make the expected array; None if there are none."""
+    """Return the order of the entries along an axis that makes an array the expected one.
+
+    None if there is no such order, or if all entries are in place.
+    """
     if expected.ndim == 1:
         return order_of_entries(expected, actual)
     if expected.shape[axis] < 2:
         return None
-    rows = [
+    expected_rows, actual_rows = (
         np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1) for array in (expected, actual)
-    ]
-    return permutation(rows[0], rows[1], ALIKE)
+    )
+    return permutation(expected_rows, actual_rows, ALIKE)
 
 
-def _named_order(order: np.ndarray, axis: int, axes: int) -> EditFound:
-    """Return the edit of entries along an axis that lie in another order."""
+def _edit_of_order(order: np.ndarray, axis: int, axes: int) -> TensorEdit:
+    """Return the edit of entries along one of several axes that lie in another order."""
     is_last = axis == axes - 1
     kind = Kind.COLUMNS if is_last and axes > 1 else Kind.ROWS
     entries = f"entries along axis {axis}"
@@ -139,17 +159,17 @@ def _named_order(order: np.ndarray, axis: int, axes: int) -> EditFound:
         entries = "rows"
     elif is_last and axes == 2:
         entries = "columns"
-    named = name_permutation(order, SIZES)
+    named = name_permutation(order, SIZES_WITHOUT_HEADS)
     if named is None or not isinstance(named.edit, Permute):
         edit = Permute(axis, Listed(tuple(order.tolist())))
-        return EditFound(kind, f"{entries} in another order", edit)
+        return TensorEdit(kind, f"{entries} in another order", edit)
     predicate = named.description
     if not predicate.startswith("lie"):
         predicate = f"in another order: {predicate}"
-    return EditFound(kind, f"{entries} {predicate}", Permute(axis, named.edit.order))
+    return TensorEdit(kind, f"{entries} {predicate}", Permute(axis, named.edit.order))
 
 
-def _is_transposed(expected: np.ndarray, actual: np.ndarray) -> bool:
+def is_transposed(expected: np.ndarray, actual: np.ndarray) -> bool:
     """Return whether an array is the expected one with its last two axes exchanged."""
     if expected.ndim < 2 or expected.ndim != actual.ndim:
         return False

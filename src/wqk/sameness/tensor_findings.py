@@ -35,7 +35,7 @@ from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import name_permutation
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
 from wqk.sameness.stored_tensors import compare_stored
-from wqk.sameness.tensor_edits import SIZES, EditFound, _edit_of, _is_transposed
+from wqk.sameness.tensor_edits import SIZES_WITHOUT_HEADS, TensorEdit, find_edit, is_transposed
 from wqk.sameness.tensor_names import layer_prefix, title_in_block, title_in_layer
 from wqk.sameness.tolerances import (
     ALIKE,
@@ -47,7 +47,7 @@ from wqk.sameness.tolerances import (
 # Tensors with more numbers are not searched for orders of rows and columns.
 LARGEST = 1 << 28
 # Experts and layers that a reason lists.
-LISTED = 16
+MOST_LISTED = 16
 # Tensors of a module whose rows are searched together, at most.
 TOGETHER = 4
 
@@ -76,7 +76,17 @@ class TensorFinding:
 
 
 class TensorSearch:
-    """A search for the causes of the candidate's wrong tensors, by the reference's names."""
+    """A search for the causes of the candidate's wrong tensors.
+
+    Tensors are given by the reference's names.
+
+    Parameters
+    ----------
+    checkpoints
+        The reference and the candidate.
+    names
+        The candidate's name of each of the reference's tensors that it has.
+    """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
         self._reference, self._candidate = checkpoints
@@ -143,7 +153,7 @@ class TensorSearch:
                 yield name
 
     def moved(self, wrong: Sequence[str]) -> Iterator[TensorFinding]:
-        """Find tensors that hold the numbers of others."""
+        """Find tensors that hold the numbers of others; ``wrong`` are those that differ."""
         checkpoints = self._reference, self._candidate
         origins = find_origins(checkpoints, self._names, dict.fromkeys(wrong))
         by_group: dict[tuple[str, ...], list[Origin]] = {}
@@ -157,11 +167,12 @@ class TensorSearch:
         source_of = {origin.target: origin.source for origin in origins}
         sources = {*source_of.values()}
         is_permutation = sources == {*source_of} and len(sources) == len(source_of)
-        holders = tuple(self._names[name] for name in source_of)
-        step: Step = Change(holders, Take())
+        stored_names = tuple(self._names[name] for name in source_of)
+        step: Step = Change(stored_names, Take())
         if is_permutation:
-            targets = tuple(self._names[name] for name in source_of.values())
-            step = Exchange(targets, holders)
+            # What a name holds now belongs to the name of its source.
+            targets = tuple(self._names[source] for source in source_of.values())
+            step = Exchange(targets, stored_names)
         kind, reason = _reason_of(origins, is_permutation)
         yield TensorFinding(kind, reason, tuple(source_of), (step,))
 
@@ -195,33 +206,34 @@ class TensorSearch:
             expected, actual = self._both(name)
         except CheckpointError:
             return None
-        finding = _edit_of(expected, actual) or self._initialized(expected, actual)
-        if finding is None:
+        found_edit = find_edit(expected, actual) or self._initialized(expected, actual)
+        if found_edit is None:
             return None
-        steps = (Change((self._names[name],), finding.edit),)
-        reason = f"{title_in_layer(name)}: {finding.description}"
-        return TensorFinding(finding.kind, reason, (name,), steps, finding.facts)
+        steps = (Change((self._names[name],), found_edit.edit),)
+        reason = f"{title_in_layer(name)}: {found_edit.description}"
+        return TensorFinding(found_edit.kind, reason, (name,), steps, found_edit.facts)
 
-    def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> EditFound | None:
+    def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
         """Find a tensor that is still what a model of this configuration starts with."""
         start = as_number(self._candidate.config.get("initializer_range", INITIALIZER_RANGE))
         if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
             return None
-        deviations = float(expected.std()), float(actual.std())
+        expected_deviation, actual_deviation = float(expected.std()), float(actual.std())
         # A share of the deviation that a random start exceeds once in a million times.
         chance = 5 / math.sqrt(2 * actual.size)
-        if not start or chance > MOST_CHANCE or abs(deviations[1] / start - 1) > chance:
+        if not start or chance > MOST_CHANCE or abs(actual_deviation / start - 1) > chance:
             return None
         product = float(np.vdot(expected - expected.mean(), actual))
-        cosine = product / (actual.size * deviations[0] * deviations[1] or TINY)
-        is_alike = abs(deviations[0] / deviations[1] - 1) < MOST_CHANCE
-        if is_alike or abs(cosine) > 5 / math.sqrt(actual.size):
+        cosine = product / (actual.size * expected_deviation * actual_deviation or TINY)
+        has_equal_deviation = abs(expected_deviation / actual_deviation - 1) < MOST_CHANCE
+        is_related = abs(cosine) > 5 / math.sqrt(actual.size)
+        if has_equal_deviation or is_related:
             return None
         description = (
-            f"left as initialized? (standard deviation {deviations[1]:.2g}, as the configuration "
-            f"starts with; the reference's is {deviations[0]:.2g})"
+            f"left as initialized? (standard deviation {actual_deviation:.2g}, as the "
+            f"configuration starts with; the reference's is {expected_deviation:.2g})"
         )
-        return EditFound(Kind.INITIALIZED, description, Take())
+        return TensorEdit(Kind.INITIALIZED, description, Take())
 
     # -- rows of several tensors -----------------------------------------------------------
 
@@ -246,7 +258,7 @@ class TensorSearch:
         if order is None:
             return
         rows: Order = Listed(tuple(order.tolist()))
-        named = name_permutation(order, SIZES)
+        named = name_permutation(order, SIZES_WITHOUT_HEADS)
         if named is not None and isinstance(named.edit, Permute):
             rows = named.edit.order
         stored = tuple(self._names[name] for name in names)
@@ -264,7 +276,7 @@ class TensorSearch:
     def resized(self, name: str) -> TensorFinding | None:
         """Find the cause of a tensor that has another shape under its own name."""
         expected, actual = self._both(name)
-        if _is_transposed(expected, actual):
+        if is_transposed(expected, actual):
             edit: Edit = Transpose() if expected.ndim == 2 else ExchangeLastAxes()
             shapes = f"{actual.shape} instead of {expected.shape}"
             reason = f"{title_in_layer(name)}: stored transposed, {shapes}"
@@ -278,7 +290,17 @@ class TensorSearch:
         return self._with_other_rows(name, len(expected), actual)
 
     def _with_other_rows(self, name: str, expected: int, actual: np.ndarray) -> TensorFinding:
-        """Return the finding of a tensor with more or fewer rows than the expected number."""
+        """Return the finding of a tensor with more or fewer rows than the expected number.
+
+        Parameters
+        ----------
+        name
+            The tensor.
+        expected
+            The expected number of rows.
+        actual
+            The candidate's tensor.
+        """
         count = min(expected, len(actual))
         counts = f"{len(actual)} rows instead of {expected}, the first {count} equal"
         edit: Edit = Take()
@@ -331,8 +353,8 @@ def _moves(origins: Sequence[Origin], phrase: str) -> str:
     """Return a phrase for the first experts or layers that moved, with target and source."""
     numbers = [origin.differing_number for origin in origins]
     moves = sorted({(number.target, number.source) for number in numbers if number is not None})
-    phrases = [phrase.format(target, source) for target, source in islice(moves, LISTED)]
-    if len(moves) > LISTED:
+    phrases = [phrase.format(target, source) for target, source in islice(moves, MOST_LISTED)]
+    if len(moves) > MOST_LISTED:
         phrases.append("…")
     return ", ".join(phrases)
 

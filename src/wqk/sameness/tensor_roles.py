@@ -36,7 +36,7 @@ BUFFERS = re.compile(
 MASKS = re.compile(r"(?:^|\.)attn\.bias$")
 MASK_AXES = 4
 # Scales of quantized weights, after the weight's name.
-QUANTIZED = re.compile(r"_scale(?:_inv)?$")
+SCALE_OF_WEIGHT = re.compile(r"_scale(?:_inv)?$")
 FEED_FORWARD = re.compile(r"(?:^|[._])(?:mlp|ffn|ff|feed_forward|experts?|moe)(?:[._]|$)")
 
 RowRange = tuple[int, int]
@@ -141,7 +141,7 @@ def _is_derived(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
         return True
     if MASKS.search(name) and len(tensors[name].shape) == MASK_AXES:
         return True
-    weight = QUANTIZED.sub("", name)
+    weight = SCALE_OF_WEIGHT.sub("", name)
     return weight != name and weight in tensors
 
 

@@ -30,7 +30,7 @@ FARTHER = 2.0
 NEARLY = 0.5
 # Frequencies of rotary positions, which files and programs compute in float32.
 SAME_FREQUENCY = 1e-6
-# Largest distance of vectors from the turned ones, besides rounding: what sums in float32 lose.
+# Largest distance of vectors from the rotated ones, besides rounding: what sums in float32 lose.
 ROTATED = 1e-5
 
 # -- quantized weights and adapters --------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ from wqk.sameness.matching import (
     largest,
     permutation,
     same_numbers,
-    screened,
+    screening_sample,
     sketch,
+    sketch_cosines,
     within,
 )
 from wqk.sameness.mismatches import Kind
@@ -35,47 +37,62 @@ from wqk.sameness.tensor_names import title_in_block
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE, SAFETY, SAME_SHARE
 
 
+class TensorUse(StrEnum):
+    """Use of a stored tensor for one side of a block."""
+
+    WEIGHT = "weight"
+    BIAS = "bias"
+    INPUT_NORM = "norm before the projection"
+    SCORE_NORM = "norm before the score"
+    LATENT_NORM = "norm of the latent"
+    LATENT_BIAS = "bias of the latent"
+
+
+# Gains and biases of norms.
+NORMS = frozenset({TensorUse.INPUT_NORM, TensorUse.SCORE_NORM, TensorUse.LATENT_NORM})
+
+
 @dataclass(frozen=True)
 class Role:
-    """Use of a stored tensor in its block.
+    """Role of a stored tensor in its block: the side that it belongs to, and its use there.
 
     Attributes
     ----------
     side
         ``query``, ``key``, ``value``, ``output``, or ``positions of queries`` and ``… of keys``.
-    part
-        ``weight``, ``bias``, or the norm that it belongs to: ``norm before the projection``,
-        ``norm before the score``, ``norm of the latent``; or ``bias of the latent``.
+    use
+        The use of the tensor.
     fused
         Whether the tensor holds several sides.
 
     Examples
     --------
-    >>> str(Role("query")), str(Role("query", "bias")), str(Role("query", fused=True))
+    >>> str(Role("query")), str(Role("query", TensorUse.BIAS)), str(Role("query", fused=True))
     ('query', 'bias of the query', 'fused')
     """
 
     side: str
-    part: str = "weight"
+    use: TensorUse = TensorUse.WEIGHT
     fused: bool = False
 
     def __str__(self) -> str:
         if self.is_norm:
-            return self.part
+            return str(self.use)
         side = "fused" if self.fused else self.side
-        if self.part == "weight":
+        if self.use is TensorUse.WEIGHT:
             return side
-        return f"{self.part} of the {side}{' weight' if self.fused else ''}"
+        owner = f"{side} weight" if self.fused else side
+        return f"{self.use} of the {owner}"
 
     @property
     def is_norm(self) -> bool:
         """True for the gain or the bias of a norm."""
-        return self.part.startswith("norm")
+        return self.use in NORMS
 
     @property
     def is_bias(self) -> bool:
         """True for the bias of a projection."""
-        return self.part == "bias"
+        return self.use is TensorUse.BIAS
 
 
 class Gain(NamedTuple):
@@ -144,6 +161,14 @@ class Layout(NamedTuple):
     def is_transposed(self) -> bool:
         """True if the rows of the matrix are columns of the stored tensor."""
         return self.exchanges_axes != self.transposes
+
+    def as_matrix(self, stored: np.ndarray) -> np.ndarray:
+        """Return a stored tensor as a matrix; vectors as they are."""
+        if self.exchanges_axes:
+            stored = stored.swapaxes(-1, -2)
+        if stored.ndim > 2:
+            stored = stored.reshape(-1, stored.shape[-1])
+        return stored.T if self.transposes else stored
 
     def as_stored(self, edit: Edit) -> Edit:
         """Return the edit of the stored tensor, given that of the matrix or vector."""
@@ -240,7 +265,9 @@ class WeightPair:
     @property
     def is_side(self) -> bool:
         """True for the weight of the queries alone, or of the keys alone."""
-        return not self.role.fused and self.role.part == "weight" and self.role.side in SCORED
+        return (
+            not self.role.fused and self.role.use is TensorUse.WEIGHT and self.role.side in SCORED
+        )
 
     @property
     def least_cosine(self) -> float:
@@ -289,7 +316,7 @@ class WeightPair:
         """The actual rows that make the expected rows; None if rows are absent, or all in place."""
         if self.rows_in_place:
             return None
-        sample = sketch(self.expected[screened(self.expected)])
+        sample = sketch(self.expected[screening_sample(self.expected)])
         if lacks_rows(sample, self.sketch_of_actual, self.least_cosine):
             return None
         return permutation(self.expected, self.actual, self.least_cosine, self.sketches)
@@ -298,8 +325,8 @@ class WeightPair:
     def likeness(self) -> np.ndarray:
         """Approximate cosine of each actual row with the expected row; 1 where both are zero."""
         expected, actual = self.sketches
-        silent = ~(expected.any(axis=1) | actual.any(axis=1))
-        return np.where(silent, 1, np.abs((expected * actual).sum(axis=1)))
+        are_zero = ~(expected.any(axis=1) | actual.any(axis=1))
+        return np.where(are_zero, 1, sketch_cosines(expected, actual))
 
     @cached_property
     def largest_expected(self) -> float:

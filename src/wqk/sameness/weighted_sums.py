@@ -22,6 +22,7 @@ from wqk.checkpoints.files import PLAIN
 from wqk.errors import CheckpointError
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.matching import evenly_spaced
 from wqk.sameness.tensor_names import paired_names
 from wqk.sameness.tolerances import DECIMALS, DEVIATIONS, LEAST_PART, SAFETY, SMALLEST
 
@@ -271,7 +272,7 @@ def _sampled_rows(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
     """Return rows at equal distances, as half-open ranges; None for all."""
     if len(shape) < 2 or shape[0] <= SAMPLED_ROWS:
         return None
-    rows = np.unique(np.linspace(0, shape[0] - 1, SAMPLED_ROWS).astype(int))
+    rows = evenly_spaced(shape[0], SAMPLED_ROWS)
     return tuple((row, row + 1) for row in rows.tolist())
 
 

@@ -39,7 +39,10 @@ from wqk.sameness.weight_pairs import WeightFinding, WeightPair, WeightPhrase
 
 
 def find_in_parts(pair: WeightPair) -> WeightFinding | None:
-    """Find changes of the parts of a fused weight, each for itself."""
+    """Find changes of the parts of a fused weight, each for itself.
+
+    None if a change of the whole weight explains all parts.
+    """
     findings = _findings_of_parts(pair)
     if not findings or _are_of_the_whole(pair, findings):
         return None
@@ -97,7 +100,7 @@ def _joined_parts(pair: WeightPair, findings: Sequence[WeightFinding]) -> Weight
 def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bool:
     """Return whether all parts of a fused weight have one change, which the whole has, too.
 
-    Parts that are stored transposed are not: the whole has another shape.
+    The whole of parts that are each stored transposed has another shape, and not their change.
     """
     changes: set[tuple[Kind, WeightPhrase, str]] = set()
     for finding in findings:
@@ -110,14 +113,14 @@ def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bo
 def _find_in_part(pair: WeightPair, part: WeightPair) -> WeightFinding | None:
     """Find the change of one part of a fused weight."""
     for source in pair.parts:
-        fits = source.role != part.role and source.expected.shape == part.actual.shape
-        if fits and part.actual.any() and same_numbers(source.expected, part.actual):
+        could_be = source.role != part.role and source.expected.shape == part.actual.shape
+        if could_be and part.actual.any() and same_numbers(source.expected, part.actual):
             return part.finding(Kind.TENSOR, f"{{}} holds the {source.role} part")
     return find_first(part)
 
 
-# In the order in which they are tried: short descriptions first, but for rows, which take the
-# least time.
+# In the order in which they are tried: the plainest descriptions first. Rows come early, because
+# they take the least time.
 OF_WEIGHTS: tuple[Find, ...] = (
     find_zeros,
     find_decomposed,

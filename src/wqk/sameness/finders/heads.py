@@ -18,23 +18,31 @@ from wqk.sameness.matching import cosines, nearest, same_numbers, sketch
 from wqk.sameness.mismatches import Kind, listed
 from wqk.sameness.permutations import whole_heads
 from wqk.sameness.tolerances import MAJORITY, QUANTIZED_ALIKE
-from wqk.sameness.weight_pairs import WeightFinding, WeightPair
+from wqk.sameness.weight_pairs import TensorUse, WeightFinding, WeightPair
 
 # Heads that a description lists.
 LISTED_HEADS = 8
 
 
 class _ReplacedHeads(NamedTuple):
-    """The heads of a weight, some of which are not the expected ones."""
+    """The heads of a weight, some of which are not the expected ones.
+
+    Attributes
+    ----------
+    expected, actual
+        The rows of all heads.
+    replaced, kept
+        Numbers of the heads that are not the expected ones, and of the others.
+    """
 
     expected: Float[np.ndarray, "H R D"]
     actual: Float[np.ndarray, "H R D"]
-    replaced: Int[np.ndarray, " K"]  # numbers of the heads that are others
+    replaced: Int[np.ndarray, " K"]
     kept: Int[np.ndarray, " L"]
 
 
 def find_heads(pair: WeightPair) -> WeightFinding | None:
-    """Find whole heads that are others: means, copies, zeros, heads of another weight, or new."""
+    """Find whole heads that were replaced: by means, copies, zeros, other weights, or new rows."""
     if not pair.heads:
         return None
     shape = pair.heads, pair.sizes.width, -1
@@ -45,10 +53,10 @@ def find_heads(pair: WeightPair) -> WeightFinding | None:
         return pair.finding(Kind.AVERAGED, description)
     if pair.rows_in_place:
         return None
-    is_other = (pair.likeness < QUANTIZED_ALIKE).reshape(actual.shape[:2])
-    share_of_others = is_other.mean(axis=1)
-    replaced = np.flatnonzero(share_of_others > MAJORITY)
-    kept = np.flatnonzero(share_of_others <= MAJORITY)
+    is_replaced_row = (pair.likeness < QUANTIZED_ALIKE).reshape(actual.shape[:2])
+    replaced_share = is_replaced_row.mean(axis=1)
+    replaced = np.flatnonzero(replaced_share > MAJORITY)
+    kept = np.flatnonzero(replaced_share <= MAJORITY)
     if not len(replaced) or not len(kept) or not same_numbers(expected[kept], actual[kept]):
         return None
     kind, description = _origin(pair, _ReplacedHeads(expected, actual, replaced, kept))
@@ -101,16 +109,17 @@ def _origin(pair: WeightPair, heads: _ReplacedHeads) -> tuple[Kind, str]:
     if not deviation:
         return Kind.STRANGERS, f"{title} are zero, as pruned ones are"
     rows = actual.reshape(-1, actual.shape[2])
-    sources = whole_heads(nearest(sketch(rows), pair.sketches[0]), pair.sizes.width)
+    source_rows = nearest(sketch(rows), pair.sketches[0])
+    sources = whole_heads(source_rows, pair.sizes.width)
     if sources is not None and same_numbers(heads.expected[sources], actual):
         return Kind.COPIES, f"{pair.role} heads copied: {_copies(heads.replaced, sources)}"
     for source in pair.block:
         if _are_rows_of(rows, source):
             return Kind.STRANGERS, f"{title} are {source.role} heads of the original"
-    usual = float(heads.actual[heads.kept].std())
+    deviation_of_kept = float(heads.actual[heads.kept].std())
     return Kind.STRANGERS, (
         f"{title} are none of the original's; left as initialized? (standard deviation "
-        f"{deviation:.2g}, the others' {usual:.2g})"
+        f"{deviation:.2g}, the others' {deviation_of_kept:.2g})"
     )
 
 
@@ -126,9 +135,9 @@ def _copies(heads: np.ndarray, sources: np.ndarray) -> str:
 def _are_rows_of(rows: np.ndarray, source: WeightPair) -> bool:
     """Return whether all of some rows (n, D) are rows of the queries, keys or values."""
     role = source.role
-    if role.part != "weight" or role.fused or role.side not in ("query", "key", "value"):
+    if role.use is not TensorUse.WEIGHT or role.fused or role.side not in ("query", "key", "value"):
         return False
     if source.expected.shape[1] != rows.shape[1] or not rows.any():
         return False
-    places = nearest(sketch(rows), source.sketches[0])
-    return bool((cosines(rows, source.expected[places]) > QUANTIZED_ALIKE).all())
+    source_rows = nearest(sketch(rows), source.sketches[0])
+    return bool((cosines(rows, source.expected, source_rows) > QUANTIZED_ALIKE).all())

@@ -16,7 +16,7 @@ from wqk.sameness.finders.tensors import JOINED
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import whole_heads
 from wqk.sameness.tolerances import SAME_FACTOR
-from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightPhrase
+from wqk.sameness.weight_pairs import SCORED, TensorUse, WeightFinding, WeightPair, WeightPhrase
 
 
 def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> list[WeightFinding]:
@@ -42,23 +42,28 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
     scales = _exchanged_scales(findings)
     if scales is not None:
         names = set(scales.tensors)
-        findings = [scales, *(each for each in findings if names.isdisjoint(each.tensors))]
+        others = [finding for finding in findings if names.isdisjoint(finding.tensors)]
+        findings = [scales, *others]
     findings = _with_moved_gains(findings)
     moved_heads = _findings_of_moved_heads(findings)
     joined_findings = [_moved_heads(moved_heads)] if moved_heads else []
     by_cause: dict[tuple[Hashable, ...], list[WeightFinding]] = {}
     for finding in findings:
         if not any(finding is moved for moved in moved_heads.values()):
-            codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
-            if finding.kind is Kind.ADAPTER:
-                # One merge has an edit of each shape: outputs are edited by the transposed product.
-                codes.clear()
-            key = (finding.kind, finding.phrase, *codes, *finding.swapped)
-            by_cause.setdefault(key, []).append(finding)
+            by_cause.setdefault(_key_of_cause(finding), []).append(finding)
     names_of_sides = {pair.name for pair in pairs if pair.is_side}
     for members in by_cause.values():
-        joined_findings.append(_merged(members, has_two_sides=len(names_of_sides) > 1))
+        joined_findings.append(_one_finding(members, has_two_sides=len(names_of_sides) > 1))
     return joined_findings
+
+
+def _key_of_cause(finding: WeightFinding) -> tuple[Hashable, ...]:
+    """Return a key that findings of one cause have in common: kind, phrase, edits."""
+    codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
+    if finding.kind is Kind.ADAPTER:
+        # One merge has an edit of each shape: outputs are edited by the transposed product.
+        codes.clear()
+    return (finding.kind, finding.phrase, *codes, *finding.swapped)
 
 
 def _with_moved_gains(findings: Sequence[WeightFinding]) -> list[WeightFinding]:
@@ -66,20 +71,28 @@ def _with_moved_gains(findings: Sequence[WeightFinding]) -> list[WeightFinding]:
     gains: list[WeightFinding] = []
     remaining: list[WeightFinding] = []
     for finding in findings:
-        is_gain = finding.kind is Kind.NORM and finding.pair.role.part == "norm before the score"
-        (gains if is_gain else remaining).append(finding)
+        is_norm = finding.kind is Kind.NORM
+        if is_norm and finding.pair.role.use is TensorUse.SCORE_NORM:
+            gains.append(finding)
+        else:
+            remaining.append(finding)
     for gain in gains:
         code = gain.edits[gain.pair.name].code()
-        for number, rows in enumerate(remaining):
-            edit = rows.edits.get(rows.pair.name)
-            if rows.rows is None or edit is None or isinstance(edit, Take):
-                continue
-            if edit.code() == code:
-                remaining[number] = replace(rows, edits={**rows.edits, **gain.edits})
+        for number, finding in enumerate(remaining):
+            if _moves_rows_by(finding, code):
+                remaining[number] = replace(finding, edits={**finding.edits, **gain.edits})
                 break
         else:
             remaining.append(gain)
     return remaining
+
+
+def _moves_rows_by(finding: WeightFinding, code: str) -> bool:
+    """Return whether a finding is an order of rows, whose edit prints this code."""
+    edit = finding.edits.get(finding.pair.name)
+    if finding.rows is None or edit is None or isinstance(edit, Take):
+        return False
+    return edit.code() == code
 
 
 def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None:
@@ -87,7 +100,7 @@ def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None
     scaled: dict[str, WeightFinding] = {}
     for finding in findings:
         role = finding.pair.role
-        if finding.kind is Kind.SCALED and role.part == "weight" and role.side in JOINED:
+        if finding.kind is Kind.SCALED and role.use is TensorUse.WEIGHT and role.side in JOINED:
             scaled[role.side] = finding
     if len(scaled) < 2 or len(findings) > len(scaled):
         return None
@@ -101,12 +114,13 @@ def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None
         return None
     titles = ", ".join(finding.pair.title for finding in scaled.values())
     factors_in_words = ", ".join(f"{factor:.4g}" for factor in factors)
+    description = (
+        f"{titles}: scaled by {factors_in_words}, whose product is 1: scales have changed places"
+    )
+    first = next(iter(scaled.values()))
     return replace(
-        next(iter(scaled.values())),
-        phrase=WeightPhrase(
-            f"{titles}: scaled by {factors_in_words}, whose product is 1: scales have changed "
-            "places"
-        ),
+        first,
+        phrase=WeightPhrase(description),
         edits=_all_edits([*scaled.values()]),
         sides=tuple(side for side in SCORED if side in scaled),
         facts={"factors": factors},
@@ -121,10 +135,11 @@ def _all_edits(findings: Sequence[WeightFinding]) -> dict[str, Edit]:
     return edits
 
 
-def _merged(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFinding:
-    """Merge findings of one phrase.
+def _one_finding(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFinding:
+    """Join findings of one phrase, whose sentence then lists all their titles.
 
-    ``has_two_sides`` is whether queries and keys are stored apart; a finding of one is then named.
+    ``has_two_sides`` is whether queries and keys are stored in two tensors. An order of rows in one
+    of them alone is then described as such.
     """
     first = findings[0]
     sides: dict[str, None] = {}
@@ -137,7 +152,8 @@ def _merged(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFin
     description = first.phrase.about(", ".join(titles))
     is_order = first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS)
     if has_two_sides and len(sides) == 1 and is_order:
-        description += f", in the {next(iter(sides))} weights alone"
+        (side,) = sides
+        description += f", in the {side} weights alone"
     return replace(
         first,
         phrase=WeightPhrase(description),
@@ -170,16 +186,16 @@ def _moved_heads(findings: Mapping[str, WeightFinding]) -> WeightFinding:
     first = next(iter(findings.values()))
     sizes = first.pair.sizes
     share = sizes.heads // sizes.groups
-    orders: dict[str, np.ndarray] = {}
+    heads_by_side: dict[str, np.ndarray] = {}
     for side, finding in findings.items():
         rows = np.asarray(finding.rows)
-        orders[side] = rows[:: sizes.width] // sizes.width
-    queries = orders.get("query", np.arange(sizes.heads))
-    keys = orders.get("key", np.arange(sizes.groups)).repeat(share)
-    if np.array_equal(queries // share, keys):
-        cause = mismatches.head_order(queries)
+        heads_by_side[side] = rows[:: sizes.width] // sizes.width
+    query_heads = heads_by_side.get("query", np.arange(sizes.heads))
+    key_heads = heads_by_side.get("key", np.arange(sizes.groups)).repeat(share)
+    if np.array_equal(query_heads // share, key_heads):
+        cause = mismatches.head_order(query_heads)
     else:
-        cause = mismatches.pairing(queries, keys, sizes.groups)
+        cause = mismatches.pairing(query_heads, key_heads, sizes.groups)
     return replace(
         first,
         kind=cause.verdict,

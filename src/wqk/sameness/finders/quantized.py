@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, Regrouping
+from wqk.sameness.matching import evenly_spaced
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.tolerances import LEFT_BY_REGROUPING
 from wqk.sameness.weight_pairs import WeightFinding, WeightPair
@@ -29,7 +30,7 @@ def find_groups(pair: WeightPair) -> WeightFinding | None:
     """Find columns of a quantized weight that have the scales of other groups (act-order)."""
     if not pair.grid:
         return None
-    rows = np.unique(np.linspace(0, len(pair.actual) - 1, SAMPLED_ROWS).astype(int)).tolist()
+    rows = evenly_spaced(len(pair.actual), SAMPLED_ROWS).tolist()
     sampled = pair.regrouped(Part(pair.name, tuple((row, row + 1) for row in rows)))
     regrouping = pair.regrouped(Part(pair.name))
     if not sampled or not regrouping:

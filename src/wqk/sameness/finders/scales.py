@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.sameness.edits import DivideByGain, Negate, Scale, ScaleHeads
+from wqk.sameness.matching import screening_sample
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.round_factors import fit_factor
 from wqk.sameness.tolerances import (
@@ -18,7 +19,6 @@ from wqk.sameness.tolerances import (
     RESIDUAL_OF_SAMPLE,
     SAME_FACTOR,
     SAME_SHARE,
-    SCREENED,
     UNEXPLAINED_BY_FACTORS,
 )
 from wqk.sameness.weight_pairs import Gain, WeightFinding, WeightPair
@@ -28,12 +28,24 @@ BLOCKS = (16, 32, 64, 128)
 
 
 class Groups(NamedTuple):
-    """Numbers of a weight that share a factor, or an offset."""
+    """A way to group the numbers of a weight that share a factor, or an offset.
+
+    Attributes
+    ----------
+    kind
+        The cause, if each group has a factor.
+    description
+        The groups, in words; empty for one group of all numbers.
+    axes
+        The axes of the weight, seen as (n, B, C), that a group extends along.
+    size
+        Columns of a block, C; 0 if a row is one block.
+    """
 
     kind: Kind
     description: str
-    axes: tuple[int, ...]  # the axes of (n, B, C) that a group extends along
-    size: int = 0  # columns of a block; all of them if 0
+    axes: tuple[int, ...]
+    size: int = 0
 
 
 ALL_NUMBERS = Groups(Kind.SCALED, "", (0, 1, 2))
@@ -45,10 +57,18 @@ LARGEST_BLOCKS_FIRST = tuple(
 
 
 class _GroupFit(NamedTuple):
-    """Factors or offsets of groups, fitted by least squares."""
+    """Factors of groups, fitted by least squares.
+
+    Attributes
+    ----------
+    factors
+        The factor of each group; the axes of (n, B, C) that a group extends along have length 1.
+    residual
+        What the factors leave of the weight, (n, B, C).
+    """
 
     factors: np.ndarray
-    residual: np.ndarray  # (n, B, C)
+    residual: np.ndarray
 
 
 def find_zeros(pair: WeightPair) -> WeightFinding | None:
@@ -89,14 +109,25 @@ def _find_shared(
 def _find_shared_by(
     pair: WeightPair, groups: Groups, size: int, offset: bool
 ) -> WeightFinding | None:
-    """Find factors or offsets of one way of grouping numbers."""
-    sample = slice(None, None, max(1, len(pair.expected) // SCREENED))
+    """Find factors or offsets of one way of grouping numbers.
+
+    Parameters
+    ----------
+    pair, groups
+        The weight, and the way of grouping.
+    size
+        Columns of a block.
+    offset
+        Whether offsets are searched, besides the factors. Otherwise offsets are 0.
+    """
+    sample = screening_sample(pair.expected)
     expected, actual = pair.expected[sample], pair.actual[sample]
-    sampled = _fitted(expected, actual, size, groups.axes, offset)
+    fit_of_sample = _fit_groups(expected, actual, size, groups.axes, offset)
     # Of unrelated weights, a fit of some rows leaves nearly everything.
-    if np.linalg.norm(sampled.residual) > RESIDUAL_OF_SAMPLE * np.linalg.norm(actual - expected):
+    distance = np.linalg.norm(actual - expected)
+    if np.linalg.norm(fit_of_sample.residual) > RESIDUAL_OF_SAMPLE * distance:
         return None
-    factors, residual = _fitted(pair.expected, pair.actual, size, groups.axes, offset)
+    factors, residual = _fit_groups(pair.expected, pair.actual, size, groups.axes, offset)
     if not factors.all() or (offset and not (factors > 0).all()):
         return None
     if _are_codes(pair) and (np.abs(residual) <= INTEGER_SLACK).all():
@@ -118,16 +149,22 @@ def _are_codes(pair: WeightPair) -> bool:
 
 
 def _is_explained(pair: WeightPair, error: np.ndarray) -> bool:
-    """Return whether factors explain a weight, given what they leave, in the expected scale."""
+    """Return whether factors explain a weight, given their error.
+
+    ``error`` is the residual over the factors, in the scale of the expected weight, (n, B, C).
+    """
     repaired = (pair.expected.reshape(error.shape) + error).reshape(pair.expected.shape)
     distance = np.linalg.norm(pair.actual - pair.expected)
     return bool(np.linalg.norm(error) <= UNEXPLAINED_BY_FACTORS * distance) and pair.fits(repaired)
 
 
-def _fitted(
+def _fit_groups(
     expected: np.ndarray, actual: np.ndarray, size: int, axes: tuple[int, ...], offset: bool
 ) -> _GroupFit:
-    """Fit a factor to each group of numbers; with ``offset``, to differences from the mean."""
+    """Fit a factor to each group of numbers; with ``offset``, to differences from the mean.
+
+    ``size`` are the columns of a block, ``axes`` those of (n, B, C) that a group extends along.
+    """
     shape = len(expected), -1, size
     w = np.asarray(expected, np.float64).reshape(shape)
     v = np.asarray(actual, np.float64).reshape(shape)

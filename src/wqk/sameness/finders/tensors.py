@@ -9,23 +9,37 @@ import numpy as np
 
 from wqk.sameness.edits import Edit, Permute, Take
 from wqk.sameness.finders.rows import UNORDERED
-from wqk.sameness.matching import lacks_rows, permutation, same_numbers, screened
+from wqk.sameness.matching import (
+    evenly_spaced,
+    lacks_rows,
+    permutation,
+    same_numbers,
+    screening_sample,
+)
 from wqk.sameness.mismatches import Kind
 from wqk.sameness.permutations import name_in_fused
 from wqk.sameness.repairs import Recut
 from wqk.sameness.tensor_names import title_in_block
 from wqk.sameness.tolerances import SCREENED
-from wqk.sameness.weight_pairs import SCORED, WeightFinding, WeightPair, WeightPhrase
+from wqk.sameness.weight_pairs import SCORED, TensorUse, WeightFinding, WeightPair, WeightPhrase
 
 # The sides of a fused weight, in the order in which they are joined.
 JOINED = ("query", "key", "value")
 
 
 class OtherPlace(NamedTuple):
-    """The place of the reference that a weight is from, where that is another place."""
+    """The other block of the reference that a weight is from.
+
+    Attributes
+    ----------
+    kind
+        The cause: another layer's weights, or another tensor's.
+    description
+        The tensor or the layer, as the object of a sentence.
+    """
 
     kind: Kind
-    description: str  # the tensor or the layer, as the object of a sentence
+    description: str
 
 
 FindOtherPlace: TypeAlias = "Callable[[WeightPair], OtherPlace | None]"
@@ -73,8 +87,8 @@ def _source_of(pair: WeightPair, pairs: Sequence[WeightPair]) -> WeightPair | No
     if not np.ptp(pair.actual):
         return None
     for source in pairs:
-        fits = source.name != pair.name and source.expected.shape == pair.actual.shape
-        if fits and same_numbers(source.expected, pair.actual):
+        could_be = source.name != pair.name and source.expected.shape == pair.actual.shape
+        if could_be and same_numbers(source.expected, pair.actual):
             return source
     return None
 
@@ -91,7 +105,7 @@ def _exchanged(
         if is_back and source.name in by_name:
             partners[name] = source.name
     # Weights first, whose biases may have moved along.
-    names = sorted(partners, key=lambda name: by_name[name].role.part != "weight")
+    names = sorted(partners, key=lambda name: by_name[name].role.use is not TensorUse.WEIGHT)
     findings: list[WeightFinding] = []
     explained: set[str] = set()
     for name in names:
@@ -110,7 +124,7 @@ def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]
     description = (
         f"{title_in_block(pair.name)} and {title_in_block(partner.name)} have changed places"
     )
-    if sides == {"query", "key"} and pair.role.part == "weight":
+    if sides == {"query", "key"} and pair.role.use is TensorUse.WEIGHT:
         kind = Kind.EXCHANGED
         description = "queries and keys have changed places"
     bias, bias_of_partner = pair.bias, partner.bias
@@ -160,7 +174,7 @@ def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:
     """Return the weights of queries, keys and values; none unless each has heads."""
     by_side: dict[str, WeightPair] = {}
     for pair in pairs:
-        if pair.heads and pair.role.part == "weight":
+        if pair.heads and pair.role.use is TensorUse.WEIGHT:
             by_side[pair.role.side] = pair
     if any(side not in by_side for side in JOINED):
         return []
@@ -185,17 +199,20 @@ def _has_own_rows(pair: WeightPair) -> bool:
     if pair.right or pair.rows_in_place:
         return True
     expected, actual = pair.sketches
-    rows = np.unique(np.linspace(0, len(actual) - 1, SCREENED).astype(int))
+    rows = evenly_spaced(len(actual), SCREENED)
     likeness = np.abs(actual[rows] @ expected.T).max(axis=1)
     return bool((likeness > pair.least_cosine).all())
 
 
 def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
-    """Return the actual rows of several weights that make the expected rows of all of them."""
+    """Return the order of the rows of several weights, joined; None if they are in order.
+
+    For each expected row of all weights: the number of the actual row, among those of all weights.
+    """
     sketches_of_expected = np.concatenate([pair.sketches[0] for pair in weights])
     sketches_of_actual = np.concatenate([pair.sketches[1] for pair in weights])
     least_cosine = min(pair.least_cosine for pair in weights)
-    sample = sketches_of_expected[screened(sketches_of_expected)]
+    sample = sketches_of_expected[screening_sample(sketches_of_expected)]
     if lacks_rows(sample, sketches_of_actual, least_cosine):
         return None
     expected = np.concatenate([pair.expected for pair in weights])

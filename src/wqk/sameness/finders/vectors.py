@@ -89,7 +89,7 @@ def _reorders_of(pair: WeightPair) -> tuple[Reorder, ...]:
     """Return the reorderings of rows that a vector of all heads, or of one head, may have."""
     width = pair.sizes.width
     if pair.heads:
-        return reorders(pair.heads, width, pair.sizes.turned)
+        return reorders(pair.heads, width, pair.sizes.rotated)
     return reorders(1, width, width) if len(pair.actual) == width else ()
 
 
