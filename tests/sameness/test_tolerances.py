@@ -29,7 +29,7 @@ def test_rounding_of_single_precision_is_no_other_rotation(factor: float, near: 
 def test_a_merge_explains_a_share_of_its_product_and_all_rounding(
     product: float, rounding: float
 ) -> None:
-    most = 2 * tolerances.SAME * product + rounding
+    most = 2 * tolerances.SAME_SHARE * product + rounding
     for residual in (0.99 * most, 1.01 * most + 1e-12):
         merge = FittedMerge(1.0, False, residual, product)
         assert merge.explains(rounding) == (residual <= most)

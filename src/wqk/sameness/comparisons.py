@@ -341,8 +341,8 @@ class Comparison:
     @property
     def steps(self) -> tuple[Step, ...]:
         """The steps that make the candidate like the reference, as far as they are known."""
-        # Weights that are stored transposed were compared after they had been turned, and are
-        # turned first.
+        # Weights that are stored transposed were compared after they had been transposed. Their
+        # step comes first, therefore.
         causes = sorted(
             self.causes, key=lambda cause: cause.mismatch.verdict is not Kind.TRANSPOSED
         )
@@ -370,14 +370,16 @@ def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
     return [_joined_cause(members) for members in groups.values()]
 
 
-def _with_merges_joined(of_blocks: Sequence[Cause], of_tensors: Sequence[Cause]) -> list[Cause]:
+def _with_merges_joined(
+    causes_of_blocks: Sequence[Cause], causes_of_tensors: Sequence[Cause]
+) -> list[Cause]:
     """Return all causes; those of one wrong merge of an adapter are joined.
 
     The same mistake in attention and in other weights is one mistake, with one repair.
     """
-    causes = [*of_blocks]
+    causes = [*causes_of_blocks]
     remaining: list[Cause] = []
-    for cause_of_tensors in of_tensors:
+    for cause_of_tensors in causes_of_tensors:
         for number, cause in enumerate(causes):
             if _are_one_merge(cause.mismatch, cause_of_tensors.mismatch):
                 causes[number] = _joined_merge(cause, cause_of_tensors)
@@ -393,18 +395,20 @@ def _are_one_merge(mismatch: Mismatch, other: Mismatch) -> bool:
         return False
     if "mistake" not in mismatch.facts:  # no model is an adapter: a change of low rank
         return False
-    agree = all(mismatch.facts[key] == other.facts.get(key) for key in ("method", "mistake"))
-    return agree and bool(mismatch.steps) == bool(other.steps)
+    for key in ("method", "mistake"):
+        if mismatch.facts[key] != other.facts.get(key):
+            return False
+    return bool(mismatch.steps) == bool(other.steps)
 
 
-def _joined_merge(of_blocks: Cause, of_tensors: Cause) -> Cause:
+def _joined_merge(cause_of_blocks: Cause, cause_of_tensors: Cause) -> Cause:
     """Join two causes of one wrong merge, of blocks and of tensors outside of forms."""
-    mismatch, other = of_blocks.mismatch, of_tensors.mismatch
-    tensors = {**mismatch.facts["tensors"], **other.facts["tensors"]}
-    facts = {**mismatch.facts, "share": other.facts["share"], "tensors": tensors}
-    steps = merged_steps((*mismatch.steps, *other.steps))
+    mismatch, further = cause_of_blocks.mismatch, cause_of_tensors.mismatch
+    tensors = {**mismatch.facts["tensors"], **further.facts["tensors"]}
+    facts = {**mismatch.facts, "share": further.facts["share"], "tensors": tensors}
+    steps = merged_steps((*mismatch.steps, *further.steps))
     mismatch = replace(mismatch, steps=steps, facts=facts)
-    return Cause(mismatch, of_blocks.places, of_tensors.tensors)
+    return Cause(mismatch, cause_of_blocks.places, cause_of_tensors.tensors)
 
 
 def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:

@@ -54,9 +54,11 @@ def _codes(values: np.ndarray, number_type: str) -> np.ndarray:
             single = single.astype(np.float16).astype(np.float32)
     bits = single.view(np.uint32)
     if number_type == "BF16":
-        even = (bits >> np.uint32(16)) & np.uint32(1)
-        bits = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
-    return bits.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93) >> np.uint64(7)
+        is_odd = (bits >> np.uint32(16)) & np.uint32(1)  # ties are rounded to even
+        bits = (bits + np.uint32(0x7FFF) + is_odd) & np.uint32(0xFFFF0000)
+    # Bits of near numbers have much in common; their products with an odd number do not.
+    mixed = bits.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93)
+    return np.asarray(mixed >> np.uint64(7))
 
 
 def _pieces_of_codes(checkpoint: Checkpoint, name: str, number_type: str) -> Iterator[np.ndarray]:
@@ -65,7 +67,8 @@ def _pieces_of_codes(checkpoint: Checkpoint, name: str, number_type: str) -> Ite
     for piece in chunks(Part(name), info):
         (values,) = checkpoint.read([piece])
         columns = info.shape[-1] if len(info.shape) > 1 else values.size
-        yield _codes(values.reshape(-1, columns), number_type)
+        rows = values.reshape(-1, columns)
+        yield _codes(rows, number_type)
 
 
 def _row_keys(checkpoint: Checkpoint, name: str, number_type: str) -> np.ndarray:

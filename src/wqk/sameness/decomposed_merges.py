@@ -19,16 +19,19 @@ def _wrong_merges(base: np.ndarray, update: DoraUpdate) -> Iterator[tuple[str, n
     """Yield each mistake in a phrase, and the weight (n, D) that it makes."""
     weight = base.astype(np.float64)
     product, magnitudes = update.product, update.magnitudes
-    columns, plain = magnitudes[:, None], weight + product
+    magnitude_by_row = magnitudes[:, None]
+    plain_sum = weight + product
     yield "not merged", weight
-    yield "merged as LoRA: its magnitudes are forgotten", plain
-    norms = np.linalg.norm(plain, axis=0, keepdims=True)
-    yield "merged with norms along the wrong axis", columns * plain / norms
+    yield "merged as LoRA: its magnitudes are forgotten", plain_sum
+    norms_of_columns = np.linalg.norm(plain_sum, axis=0, keepdims=True)
+    with_wrong_norms = magnitude_by_row * plain_sum / norms_of_columns
+    yield "merged with norms along the wrong axis", with_wrong_norms
     if len(magnitudes) == weight.shape[1]:
-        text = "merged with norms and magnitudes along the wrong axis"
-        yield text, magnitudes * plain / norms
+        along_wrong_axis = magnitudes * plain_sum / norms_of_columns
+        yield "merged with norms and magnitudes along the wrong axis", along_wrong_axis
     base_norms = np.linalg.norm(weight, axis=1, keepdims=True)
-    yield "merged with the norms of the base model's weight", columns * plain / base_norms
+    with_base_norms = magnitude_by_row * plain_sum / base_norms
+    yield "merged with the norms of the base model's weight", with_base_norms
     yield "merged without its update of low rank", decomposed(weight, 0 * product, magnitudes)
     merged = decomposed(weight, product, magnitudes)
     yield "merged twice", decomposed(merged, product, magnitudes)
@@ -74,20 +77,25 @@ def wrong_merge(base: np.ndarray, update: DoraUpdate, actual: np.ndarray) -> str
 
 
 def _scale_of_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -> float:
-    """Return the t of rows that are a · (W + t P), with a factor a of each row."""
+    """Return the t of rows that are a · (W + t P), with a factor a of each row.
+
+    Each row is fitted by least squares with a row of W and one of P; t is the ratio of the two
+    coefficients. Returned is the median over all rows; 1 if no row has a coefficient of W.
+    """
     weight, merged = base.astype(np.float64), actual.astype(np.float64)
     ww = _products_of_rows(weight, weight)
     wp = _products_of_rows(weight, product)
     pp = _products_of_rows(product, product)
     wa = _products_of_rows(weight, merged)
     pa = _products_of_rows(product, merged)
-    # The ratio of the two coefficients of a least-squares fit of each row.
-    of_weight = wa * pp - pa * wp
-    of_product = pa * ww - wa * wp
-    fits = of_weight != 0
-    if not fits.any():
+    # Both coefficients, times the determinant of the normal equations.
+    coefficients_of_weight = wa * pp - pa * wp
+    coefficients_of_product = pa * ww - wa * wp
+    has_weight = coefficients_of_weight != 0
+    if not has_weight.any():
         return 1.0
-    return float(np.median(of_product[fits] / of_weight[fits]))
+    ratios = coefficients_of_product[has_weight] / coefficients_of_weight[has_weight]
+    return float(np.median(ratios))
 
 
 def _products_of_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -35,28 +35,43 @@ SAMPLED_EXPERTS = 8
 
 
 class AxisOrder(NamedTuple):
-    """An order of a tensor along one axis: the indices that each place is taken from."""
+    """An order of a tensor along one axis.
+
+    Attributes
+    ----------
+    axis
+        The axis.
+    indices
+        For each entry of the result, the entry that it is taken from.
+    """
 
     axis: int
     indices: np.ndarray
 
 
 class Renumbered(View):
-    """A checkpoint whose tensors lie in another order along an axis, or in the place of others.
+    """A checkpoint whose tensors lie in another order along an axis, or are those of others.
 
-    ``orders`` contains the orders of tensors, ``places`` the tensor that replaces another.
+    Parameters
+    ----------
+    base
+        The checkpoint.
+    orders
+        The orders of tensors, by name.
+    sources
+        The tensor that is read in the place of another, by the name of the latter.
     """
 
     def __init__(
         self,
         base: Checkpoint,
         orders: Mapping[str, AxisOrder],
-        places: Mapping[str, str],
+        sources: Mapping[str, str],
     ) -> None:
         super().__init__(base)
         self._orders = orders
-        self._places = places
-        self.changed = {*orders, *places}
+        self._sources = sources
+        self.changed = {*orders, *sources}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """Read only the rows and columns that make the requested ones."""
@@ -70,7 +85,7 @@ class Renumbered(View):
             ranges = part.row_ranges(order.indices.shape)
             indices = np.concatenate([order.indices[start:end] for start, end in ranges])
             rows = tuple((int(index), int(index) + 1) for index in indices)
-        (value,) = self.inner.read([Part(self._places.get(part.name, part.name), rows)])
+        (value,) = self.inner.read([Part(self._sources.get(part.name, part.name), rows)])
         if order is not None and order.axis > 0:
             value = np.take(value, order.indices, order.axis)
         return value
@@ -81,8 +96,8 @@ class _OrderSearch:
 
     Attributes
     ----------
-    orders, places
-        The orders and places found so far, as for `Renumbered`.
+    orders, sources
+        The orders and sources found so far, as for `Renumbered`.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
@@ -96,7 +111,7 @@ class _OrderSearch:
             if candidate_tensors[names[name]].shape == info.shape:
                 self._shapes[name] = info.shape
         self.orders: dict[str, AxisOrder] = {}
-        self.places: dict[str, str] = {}
+        self.sources: dict[str, str] = {}
 
     def _order_of_rows(self, name: str) -> np.ndarray | None:
         """Return the reference's row of each row of the candidate, if their order differs."""
@@ -124,12 +139,14 @@ class _OrderSearch:
             order = self._order_of_experts(routers, count)
             if order is None:
                 continue
-            places = {match.string: _renumbered_name(match, order) for match in numbered}
-            if any(self._shapes.get(place) != self._shapes[name] for name, place in places.items()):
+            sources = {match.string: _renumbered_name(match, order) for match in numbered}
+            if any(
+                self._shapes.get(source) != self._shapes[name] for name, source in sources.items()
+            ):
                 continue
-            if self._are_in_order(places, fused, order):
+            if self._are_in_order(sources, fused, order):
                 self.orders |= dict.fromkeys((*routers, *fused), AxisOrder(0, order))
-                self.places |= places
+                self.sources |= sources
                 yield module
 
     def _order_of_experts(self, routers: Sequence[str], count: int) -> np.ndarray | None:
@@ -149,10 +166,10 @@ class _OrderSearch:
         return order if (group == group[:, :1]).all() else None
 
     def _are_in_order(
-        self, places: Mapping[str, str], fused: Sequence[str], order: np.ndarray
+        self, sources: Mapping[str, str], fused: Sequence[str], order: np.ndarray
     ) -> bool:
         """Return whether a sample of the experts lies in an order, too."""
-        pairs = [(Part(place), Part(self._names[name])) for name, place in places.items()]
+        pairs = [(Part(source), Part(self._names[name])) for name, source in sources.items()]
         for name in fused[:1]:
             for number, row in enumerate(order.tolist()):
                 reference_part = Part(name, ((row, row + 1),))
@@ -165,41 +182,60 @@ class _OrderSearch:
                 return False
         return True
 
-    def neurons(self, others: Collection[str]) -> Iterator[str]:
+    def neurons(self, names: Collection[str]) -> Iterator[str]:
         """Note the orders of neurons, and yield the modules, or layers, whose order differs.
 
-        ``others`` are the tensors that may contain neurons.
+        ``names`` are the tensors that may contain neurons.
         """
         names_by_module: dict[str, list[str]] = {}
         for name in self._shapes:
             module = _module_of_neurons(name)
-            if name in others and module and not EXPERTS.match(name):
+            if name in names and module and not EXPERTS.match(name):
                 names_by_module.setdefault(module, []).append(name)
-        for module, names in names_by_module.items():
-            orders: dict[str, np.ndarray] = {}
-            for name in names:
-                order = self._order_of_rows(name) if len(self._shapes[name]) == 2 else None
-                if order is not None:
-                    orders[name] = order
-            if not orders:
-                continue
-            name, order = min(orders.items(), key=lambda item: len(item[1]))
-            gates, neurons = np.array_split(order, 2)
-            if len(orders) == 1 and np.array_equal(gates + len(gates), neurons):
-                order = gates  # gates and neurons lie in one weight
-            width = self._shapes[name][1]
-            if len(order) == width:
-                continue  # rows of neurons cannot be told from columns
-            moved = self._moved_with_neurons(names, order, width)
-            # Rows that no weight reads as columns are no neurons.
-            if any(axis_order.axis for axis_order in moved.values()):
+        for module, names_of_module in names_by_module.items():
+            moved = self._moved_neurons(names_of_module)
+            if moved:
                 self.orders |= moved
                 yield module
+
+    def _moved_neurons(self, names: Sequence[str]) -> dict[str, AxisOrder]:
+        """Return the orders of the tensors of a module whose neurons lie in another order.
+
+        The weight with the fewest rows that moved has the order of the neurons.
+        """
+        orders: dict[str, np.ndarray] = {}
+        for name in names:
+            order = self._order_of_rows(name) if len(self._shapes[name]) == 2 else None
+            if order is not None:
+                orders[name] = order
+        if not orders:
+            return {}
+        name, order = min(orders.items(), key=lambda item: len(item[1]))
+        first_half, second_half = np.array_split(order, 2)
+        if len(orders) == 1 and np.array_equal(first_half + len(first_half), second_half):
+            order = first_half  # gates and neurons lie in one weight
+        width = self._shapes[name][1]
+        if len(order) == width:
+            return {}  # rows of neurons cannot be told from columns
+        moved = self._moved_with_neurons(names, order, width)
+        # Rows that no weight reads as columns are no neurons.
+        is_read = any(axis_order.axis == 1 for axis_order in moved.values())
+        return moved if is_read else {}
 
     def _moved_with_neurons(
         self, names: Sequence[str], order: np.ndarray, width: int
     ) -> dict[str, AxisOrder]:
-        """Return the orders of all tensors of a module that contain its neurons."""
+        """Return the orders of all tensors of a module that contain its neurons.
+
+        Parameters
+        ----------
+        names
+            The tensors of the module.
+        order
+            The order of the neurons.
+        width
+            Number of inputs of the network.
+        """
         count = len(order)
         both_halves = np.concatenate([order, order + count])
         moved: dict[str, AxisOrder] = {}
@@ -253,7 +289,7 @@ def renumbered(
         modules_by_noun["neurons"] = [*search.neurons(unnamed)]
     if not search.orders:
         return None, []
-    view = Renumbered(models[0].checkpoint, search.orders, search.places)
+    view = Renumbered(models[0].checkpoint, search.orders, search.sources)
     notes = []
     for noun, modules in modules_by_noun.items():
         if modules:

@@ -164,21 +164,25 @@ def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
     start = prefix.removesuffix(f"{stack.plan.layer}.")
     if start == prefix:
         return None
-    reference, candidate = (model.checkpoint for model in models)
+    checkpoints = [model.checkpoint for model in models]
+    endings_by_layer = {
+        layer: _endings(checkpoints[0], f"{start}{layer}.") for layer in stack.layers
+    }
+    endings = endings_by_layer[stack.layers[0]]
+    if any(endings_of_layer != endings for endings_of_layer in endings_by_layer.values()):
+        return None
+
+    def holds(holder: int, source: int) -> bool:
+        """Return whether a layer of the candidate has the tensors of one of the reference."""
+        return _are_equal(checkpoints, f"{start}{source}.", f"{start}{holder}.", endings)
+
     holders = stack.holders
-    endings = _endings(reference, f"{start}{stack.layers[0]}.")
-    for layer in stack.layers:
-        if _endings(reference, f"{start}{layer}.") != endings:
-            return None
-    for source, holder in holders.items():
-        prefixes = f"{start}{source}.", f"{start}{holder}."
-        if not _are_equal((reference, candidate), *prefixes, endings):
-            return None
+    if not all(holds(holder, source) for source, holder in holders.items()):
+        return None
     # Layers that only the candidate has may be the reference's, pushed back by a new one.
     for source in stack.layers:
         for holder in stack.added:
-            prefixes = f"{start}{source}.", f"{start}{holder}."
-            if source not in holders and _are_equal((reference, candidate), *prefixes, endings):
+            if source not in holders and holds(holder, source):
                 holders[source] = holder
     moves = [
         (layer, holders[layer]) for layer in stack.layers if holders.get(layer, layer) != layer

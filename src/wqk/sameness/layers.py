@@ -17,8 +17,8 @@ from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.tensor_names import layer_prefix
 
 
-class _Moved(NamedTuple):
-    """A layer of the candidate, and its source; None for a new layer."""
+class _LayerOrigin(NamedTuple):
+    """A layer of the candidate, and its source in the reference; None for a new layer."""
 
     layer: int
     source: int | None
@@ -44,7 +44,7 @@ def with_moved_layers(
     causes: dict[tuple[str, str], Mismatch] = {}
     for stack, kind in {(place.stack, place.kind) for place in alone}:
         members = [block for block in blocks if (block.stack, block.kind) == (stack, kind)]
-        cause = _cause_of_stack([_Moved(block.layer, source_of(block)) for block in members])
+        cause = _cause_of_stack([_LayerOrigin(block.layer, source_of(block)) for block in members])
         if cause is not None:
             causes[stack, kind] = cause
     explained = []
@@ -140,7 +140,7 @@ def source_of(block: BlockComparison) -> int | None:
     return None if block.unequal else block.layer
 
 
-def _cause_of_stack(layers: Sequence[_Moved]) -> Mismatch | None:
+def _cause_of_stack(layers: Sequence[_LayerOrigin]) -> Mismatch | None:
     """Return the cause of the layers of a stack that moved; None if they are not in order."""
     if any(layer.source is None for layer in layers):
         return _cause_of_inserted(layers)
@@ -160,7 +160,7 @@ def _cause_of_stack(layers: Sequence[_Moved]) -> Mismatch | None:
     return Mismatch(Kind.LAYER, f"{Kind.LAYER}: {change}, and {_in_words(moved)}", facts=facts)
 
 
-def _cause_of_inserted(layers: Sequence[_Moved]) -> Mismatch | None:
+def _cause_of_inserted(layers: Sequence[_LayerOrigin]) -> Mismatch | None:
     """Return the cause of new layers among those of the reference; None if these are not in order.
 
     The first layers of the reference must all be there, each once.
@@ -187,7 +187,7 @@ def _numbered(layers: Sequence[int]) -> str:
     return f"layers {spans(layers)} are" if len(layers) > 1 else f"layer {layers[0]} is"
 
 
-def _in_words(moved: Sequence[_Moved]) -> str:
+def _in_words(moved: Sequence[_LayerOrigin]) -> str:
     """Return a phrase on layers that have the weights of other layers."""
     layers = [layer.layer for layer in moved]
     sources = [layer.source for layer in moved if layer.source is not None]

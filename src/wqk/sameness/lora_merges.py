@@ -196,18 +196,19 @@ def unmerged(
     a, b = factors.down, factors.up
     transposed = factors.transposed != is_transposed
     share = _plain_share(merge, scale, allowed)
-    whole = factors.scale if in_reference else -factors.scale
+    factor = factors.scale if in_reference else -factors.scale
     if merge.transposed:
-        # The transposed product is taken away, then the right one is added.
-        away = LowRank(a, b, -share * whole, not transposed, rows)
-        return Then(away, LowRank(a, b, whole, transposed, rows))
-    return LowRank(a, b, (1 - share) * whole, transposed, rows)
+        remove_transposed = LowRank(a, b, -share * factor, not transposed, rows)
+        add_product = LowRank(a, b, factor, transposed, rows)
+        return Then(remove_transposed, add_product)
+    return LowRank(a, b, (1 - share) * factor, transposed, rows)
 
 
 def _plain_share(merge: FittedMerge, scale: MergeScale, allowed: float) -> float:
-    """Return the share of a known mistake, or one of few digits, if rounding explains the rest.
+    """Return the share of a known mistake, or a number of few digits, near the fitted share.
 
-    Layers with one mistake thus have one edit.
+    The fitted share is returned if rounding explains no such number. Layers with one mistake thus
+    have one edit.
     """
     shares = [1.0, *(share for share, _ in scale.known_shares())]
     shares += [float(f"{merge.share:.{digits}g}") for digits in SHARE_DIGITS]

@@ -259,18 +259,19 @@ def _sizes(scoring: Scoring) -> str:
 
 
 def _sinks(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> Iterator[Mismatch]:
-    """Yield the difference of the scores of virtual keys."""
-    compared = compare_stored(checkpoints, parts)
-    if compared.outcome.same:
+    """Yield the difference of the scores of virtual keys, (H,) in each model."""
+    stored = compare_stored(checkpoints, parts)
+    if stored.outcome.same:
         return
     expected, actual = (
         checkpoint.read([part])[0].ravel()
         for checkpoint, part in zip(checkpoints, parts, strict=True)
     )
-    reason = f"other sinks: {compared.reason}"
+    reason = f"other sinks: {stored.reason}"
     if not actual.any():
         reason = "sinks are all zero"
     elif np.array_equal(np.sort(expected), np.sort(actual)):
         reason = "sinks lie in the order of other heads"
-    facts = {"circuit": "sinks", "tensors": {parts[1].name: "sinks"}}
-    yield Mismatch(Kind.SINKS, reason, (Change((parts[1].name,), Take()),), facts=facts)
+    name = parts[1].name
+    facts = {"circuit": "sinks", "tensors": {name: "sinks"}}
+    yield Mismatch(Kind.SINKS, reason, (Change((name,), Take()),), facts=facts)

@@ -121,10 +121,10 @@ def merged_shares(
         if stored_info.shape != info.shape:
             continue
         (base,) = adapter.base.read([Part(name)])
-        (sum_,) = exact.read([Part(name)])
+        (expected,) = exact.read([Part(name)])
         (actual,) = candidate.read([Part(stored)])
-        merged = _MergedTensor(adapter, name, base, sum_ - base, actual, candidate.info(stored))
-        share = merged.share
+        update = expected - base
+        share = _MergedTensor(adapter, name, base, update, actual, stored_info).share
         if share is not None:
             yield replace(share, stored=stored)
 
@@ -185,6 +185,7 @@ class _MergedTensor:
         return MergedShare(self._name, self._name, fitted.share, deviation)
 
     def _share_of_dora(self, update: DoraUpdate) -> MergedShare | None:
+        """Return the share of an adapter of DoRA; None if it is not known, and no mistake fits."""
         base, actual = self._base, self._actual
         if update.transposed:
             base, actual = base.T, actual.T
@@ -199,6 +200,7 @@ class _MergedTensor:
         return replace(share, mistake=mistake, is_dora=True)
 
     def _share_of_lora(self, fitted: FittedMerge) -> MergedShare:
+        """Return the share of an adapter of LoRA, with the mistake of a wrong merge."""
         share = self._measured(fitted)
         if share.is_whole and not fitted.transposed:
             return share
@@ -265,7 +267,7 @@ def _phrases(shares: Sequence[MergedShare], by_module: bool) -> list[tuple[str, 
 
 
 def _spread(shares: Sequence[MergedShare]) -> float:
-    """Difference of the largest and the smallest share of some tensors."""
+    """Return the difference of the largest and the smallest share of some tensors."""
     values = [share.share for share in shares]
     return max(values) - min(values)
 

@@ -55,30 +55,38 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
 
 
 def _share_beyond(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
-    """Share of a weight's entries beyond half a step; 0 if entries do not correspond."""
+    """Return the share of a weight's entries beyond half a step; 0 if entries do not correspond.
+
+    ``infos`` are the metadata of the reference's tensor and of the candidate's.
+    """
     if not is_coded_alone(infos):
         return 0.0
     expected = weights.expected
     if weights.gain is not None:
         expected = expected * (weights.gain.expected / weights.gain.actual)
-    is_coded = infos[1].grid is not None
-    coded, exact = (weights.actual, expected) if is_coded else (expected, weights.actual)
-    grid = infos[is_coded].grid
-    if grid is None or grid.rounding(coded) * CORRESPONDING * _size(coded) < _size(exact - coded):
+    reference_info, candidate_info = infos
+    grid = candidate_info.grid
+    coded, exact, exact_info = weights.actual, expected, reference_info
+    if grid is None:
+        grid = reference_info.grid
+        coded, exact, exact_info = expected, weights.actual, candidate_info
+    if grid is None:
         return 0.0
-    rounding = rounding_in(infos[not is_coded], exact)
-    return share_beyond_half_step(exact, coded, grid.shared, rounding)
+    largest_distance = grid.rounding(coded) * CORRESPONDING * _size(coded)
+    if _size(exact - coded) > largest_distance:
+        return 0.0
+    return share_beyond_half_step(exact, coded, grid.shared, rounding_in(exact_info, exact))
 
 
 def _change_of_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
-    """Largest relative change of the scales of two weights with equal codes; 0 for others."""
-    grids = [info.grid for info in infos]
-    if grids[0] is None or grids[0] != grids[1]:
+    """Return the largest relative change of the scales of two weights with equal codes; or 0."""
+    expected_grid, actual_grid = (info.grid for info in infos)
+    if expected_grid is None or expected_grid != actual_grid:
         return 0.0
-    factors = ratio_of_scales(weights.expected, weights.actual, grids[0].shared)
+    factors = ratio_of_scales(weights.expected, weights.actual, expected_grid.shared)
     return 0.0 if factors is None else float(np.abs(factors - 1).max())
 
 
 def _size(values: np.ndarray) -> float:
-    """Root mean square of an array."""
+    """Return the root mean square of an array."""
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))

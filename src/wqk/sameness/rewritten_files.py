@@ -173,7 +173,10 @@ class FileTensors(MutableMapping[str, Any]):
         self._locations[name] = TensorLocation(path, location.dtype, values.shape, 0, len(data))
 
     def _location_of_added(self, name: str) -> TensorLocation:
-        """Return the location of the tensor whose shard and type an added tensor gets."""
+        """Return the location of a neighbor, whose shard and type an added tensor gets.
+
+        The name that the added tensor has in the file is noted.
+        """
         if name in self._stored_names:
             raise CheckpointError(
                 f"--repair: the candidate stores {name} without plain floating-point numbers; "

@@ -77,6 +77,11 @@ def with_tensor_causes(
         Causes of tensors that are known already, such as an adapter that was not merged.
     alone
         The blocks that only one of the two models has.
+
+    Returns
+    -------
+    Explained
+        The comparisons with causes.
     """
     # Tensors of quantized files are also paired by their first rows, whatever their names.
     paired = {tensor.name: tensor.other for tensor in tensors if tensor.name and tensor.other}
@@ -136,19 +141,19 @@ def _findings(
         if tensor.outcome is Outcome.DIFFERS and tensor.other and tensor.name not in explained
     ]
     findings = [*_shown_by_numbers(tensors)]
-    wrong = _without(wrong, findings)
+    wrong = _unexplained(wrong, findings)
     findings += search.moved([*wrong, *filter(search.differs, norms)])
-    remaining = _without(wrong, findings)
+    remaining = _unexplained(wrong, findings)
     reshaped = [name for name in remaining if not search.has_shape(name)]
     of_shape = [name for name in remaining if search.has_shape(name)]
     findings += filter(None, map(search.edited, of_shape))
-    findings += search.recut(_without(of_shape, findings))
+    findings += search.recut(_unexplained(of_shape, findings))
     findings += filter(None, map(search.resized, reshaped))
     findings += _exchanged_gates(tensors)
     findings += _heads_against_ties(models[1], tensors)
     if _are_of_one_type(models):
         missing = [tensor.name for tensor in tensors if tensor.outcome is Outcome.MISSING]
-        unexplained = _without(missing, findings)
+        unexplained = _unexplained(missing, findings)
         findings += search.missing(name for name in unexplained if not name.startswith(lone_layers))
     return findings
 
@@ -178,7 +183,9 @@ def _under_their_names(
     added = {tensor.other for tensor in tensors if not tensor.name and tensor.outcome in outcomes}
     joined: set[str] = set()
     for tensor in tensors:
-        stored = names.get(tensor.name, "") if tensor.name and not tensor.other else ""
+        stored = ""
+        if tensor.name and not tensor.other:
+            stored = names.get(tensor.name, "")
         is_transposed = tensor.reason == f"transposed, in {stored}"
         is_in_place = tensor.outcome is not Outcome.FOUND or is_transposed
         if stored in added and tensor.outcome in outcomes and is_in_place:
@@ -195,10 +202,14 @@ def _are_of_one_type(models: Sequence[Model]) -> bool:
 
 
 def _norms(plan: AttentionPlan, names: Mapping[str, str]) -> Iterator[str]:
-    """Names of the norms before a block's projections."""
+    """Yield the names of gains and biases of the norms before a block's projections.
+
+    Only those that the candidate also has, as ``names`` contains them.
+    """
     for side in (plan.query, plan.key, plan.value):
-        norm = side.input_norm if side is not None else None
-        for part in (*norm.gain, *norm.bias) if norm is not None else ():
+        if side is None or side.input_norm is None:
+            continue
+        for part in (*side.input_norm.gain, *side.input_norm.bias):
             if part.name in names:
                 yield part.name
 
@@ -214,7 +225,7 @@ def _with_norms(
     return replace(block, mismatches=(*of_norms, *further))
 
 
-def _without(names: Sequence[str], findings: Sequence[TensorFinding]) -> list[str]:
+def _unexplained(names: Sequence[str], findings: Sequence[TensorFinding]) -> list[str]:
     """Return the names that no finding explains."""
     explained = {name for finding in findings for name in finding.tensors}
     return [name for name in names if name not in explained]

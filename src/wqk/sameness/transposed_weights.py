@@ -30,15 +30,21 @@ from wqk.sameness.tensor_names import paired_names, title_in_block
 
 
 class TransposedWeights(View):
-    """A checkpoint some of whose matrices are seen with rows and columns exchanged."""
+    """A checkpoint some of whose matrices are seen with rows and columns exchanged.
+
+    Attributes
+    ----------
+    names
+        The names of these matrices.
+    """
 
     def __init__(self, inner: Checkpoint, names: Collection[str]) -> None:
         super().__init__(inner)
         self.changed = self.names = frozenset(names)
-        self._infos = {
-            name: info._replace(shape=info.shape[::-1]) if name in self.names else info
-            for name, info in inner.tensors().items()
-        }
+        self._infos = dict(inner.tensors())
+        for name in self.names:
+            info = self._infos[name]
+            self._infos[name] = info._replace(shape=info.shape[::-1])
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type, shape and size by name."""
@@ -73,16 +79,17 @@ def opened_transposed(reference: Model, opening: Mapping[str, Any]) -> Model | N
 
 def _transposed_names(reference: Checkpoint, candidate: Checkpoint) -> list[str]:
     """Return the names of the candidate's transposed matrices."""
-    expected, stored = reference.tensors(), candidate.tensors()
-    turned = []
-    for name, other in paired_names(expected, stored).items():
-        shapes = expected[name].shape, stored[other].shape
-        if len(shapes[0]) == 2 and shapes[0] == shapes[1][::-1] != shapes[1]:
-            (row,) = reference.read([Part(name, ((0, 1),))])
-            (whole,) = candidate.read([Part(other)])
-            if same_numbers(row[0], whole[:, 0]):
-                turned.append(other)
-    return turned
+    expected_infos, actual_infos = reference.tensors(), candidate.tensors()
+    transposed_names = []
+    for name, other in paired_names(expected_infos, actual_infos).items():
+        expected_shape, actual_shape = expected_infos[name].shape, actual_infos[other].shape
+        is_transposed = expected_shape == actual_shape[::-1] and expected_shape != actual_shape
+        if len(expected_shape) == 2 and is_transposed:
+            (first_row,) = reference.read([Part(name, ((0, 1),))])
+            (actual,) = candidate.read([Part(other)])
+            if same_numbers(first_row[0], actual[:, 0]):
+                transposed_names.append(other)
+    return transposed_names
 
 
 def with_transposed_weights(
@@ -116,41 +123,42 @@ def with_transposed_weights(
         _with_transposed_forms(block, pair[1], checkpoint.names)
         for pair, block in zip(pairs, blocks, strict=True)
     ]
-    turned = [
+    transposed = [
         comparison
         for comparison in tensors
         if comparison.name and comparison.other in checkpoint.names
     ]
-    if not turned:
+    if not transposed:
         return marked_blocks, tuple(tensors), []
     marked_tensors = []
     for comparison in tensors:
         if comparison.other in checkpoint.names and comparison.outcome.same:
             comparison = replace(comparison, outcome=Outcome.DIFFERS, reason=str(Kind.TRANSPOSED))
         marked_tensors.append(comparison)
-    names = tuple(comparison.name for comparison in turned)
-    mismatch = _transposed([comparison.other for comparison in turned])
+    names = tuple(comparison.name for comparison in transposed)
+    mismatch = _cause_of_transposed([comparison.other for comparison in transposed])
     mismatch = replace(mismatch, facts={"tensors": dict.fromkeys(names, "weight")})
     return marked_blocks, tuple(marked_tensors), [Cause(mismatch, (), names)]
 
 
 def _with_transposed_forms(
-    block: BlockComparison, plan: AttentionPlan, turned: Container[str]
+    block: BlockComparison, plan: AttentionPlan, transposed: Container[str]
 ) -> BlockComparison:
     """Return a block of which the circuits with transposed weights differ."""
     names: dict[str, None] = {}
     circuits = dict.fromkeys(block.unequal)
     for circuit in CIRCUITS:
         for part in circuit_parts(plan, circuit):
-            if part.name in turned:
-                names[part.name] = circuits[circuit] = None
+            if part.name in transposed:
+                names[part.name] = None
+                circuits[circuit] = None
     if not names:
         return block
-    mismatches = (_transposed([*names]), *block.mismatches)
+    mismatches = (_cause_of_transposed([*names]), *block.mismatches)
     return replace(block, unequal=tuple(circuits), mismatches=mismatches)
 
 
-def _transposed(names: Sequence[str]) -> Mismatch:
+def _cause_of_transposed(names: Sequence[str]) -> Mismatch:
     """Return the cause of the candidate's tensors of these names."""
     titles = dict.fromkeys(map(title_in_block, names))
     reason = f"{', '.join(titles)}: {Kind.TRANSPOSED}"

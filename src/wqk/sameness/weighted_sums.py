@@ -67,7 +67,7 @@ class NormalEquations:
     def coefficients(self) -> np.ndarray | None:
         """Coefficients of the columns, (K,); None where columns depend on each other, or are NaN.
 
-        A coefficient with few decimals is meant if chance explains the difference.
+        A coefficient is rounded to few decimals if chance explains the difference.
         """
         sizes = np.sqrt(np.diag(self.gram))
         if not (sizes.all() and np.isfinite(sizes).all()):
@@ -79,12 +79,12 @@ class NormalEquations:
         fitted = inverse @ self.products
         noise = self.residual(fitted) / max(1, self.count - len(fitted))
         deviations = np.sqrt(noise * np.diag(inverse))
-        short = fitted.round(DECIMALS)
-        is_near = np.abs(short - fitted) <= np.maximum(DEVIATIONS * deviations, SMALLEST)
-        return np.asarray(np.where(is_near, short, fitted) + 0.0)  # no negative zeros
+        rounded = fitted.round(DECIMALS)
+        is_near = np.abs(rounded - fitted) <= np.maximum(DEVIATIONS * deviations, SMALLEST)
+        return np.asarray(np.where(is_near, rounded, fitted) + 0.0)  # no negative zeros
 
     def residual(self, coefficients: np.ndarray) -> float:
-        """Square of the norm of what coefficients leave."""
+        """Return the square of the norm of what coefficients leave."""
         explained = 2 * coefficients @ self.products - coefficients @ self.gram @ coefficients
         return max(0.0, self.square - float(explained))
 
@@ -94,7 +94,17 @@ class NormalEquations:
 
 
 class WeightedSum(View):
-    """A checkpoint whose tensors are weighted sums of those of several models."""
+    """A checkpoint whose tensors are weighted sums of those of several models.
+
+    Parameters
+    ----------
+    parents
+        The models, the first of which has all that is not a tensor.
+    stored
+        The name of each tensor in every parent, by the first parent's name.
+    weights
+        The weight of every parent for each tensor, (parents,).
+    """
 
     def __init__(
         self,
