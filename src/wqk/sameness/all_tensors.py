@@ -134,7 +134,8 @@ class _Unmatched(NamedTuple):
             return Outcome.UNKNOWN, "not found in the other under any name"
         # Layers may share weights, or may be copies at the start of training.
         is_of_one_layer = NUMBERS.findall(name) == NUMBERS.findall(original)
-        return (Outcome.FOUND if is_of_one_layer else Outcome.UNKNOWN), f"a copy of {original}"
+        outcome = Outcome.FOUND if is_of_one_layer else Outcome.UNKNOWN
+        return outcome, f"a copy of {original}"
 
 
 def _names_by_first_rows(

@@ -225,7 +225,8 @@ class BlockWeights:
     def _adapter(self, name: str, source: str) -> AdapterEffect | None:
         """Return the effect of an adapter of one of the models on a tensor.
 
-        ``name`` is the candidate's name of the tensor, ``source`` the reference's.
+        ``name`` is the candidate's name of the tensor, ``source`` the reference's. The factors of
+        the adapter are kept for printed code.
         """
         if not self._stored.has_same_layout:
             return None

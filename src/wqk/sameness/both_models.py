@@ -113,7 +113,9 @@ def _with_base(openings: Sequence[dict[str, Any]], base: Any) -> list[dict[str, 
     """Return the arguments of `wqk.open`, with the base model for each adapter among the two."""
     completed = []
     for opening in openings:
-        completed.append(opening | {"base": base} if _is_adapter(opening, base) else opening)
+        if _is_adapter(opening, base):
+            opening = opening | {"base": base}
+        completed.append(opening)
     if not any("base" in opening for opening in completed):
         raise CheckpointError("neither of the two models is a LoRA adapter; leave out base=")
     return completed

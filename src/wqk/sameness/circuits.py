@@ -80,21 +80,24 @@ def _with_equal_columns(reference: Scoring, candidate: Scoring) -> tuple[Scoring
 
 
 def _with_equal_shifts(reference: Rows, candidate: Rows) -> list[Rows]:
-    """Return both with a bias of the norm after the projection, zero where it is absent."""
-    both = [reference, candidate]
-    if all(rows.score_norm_bias is None for rows in both):
-        return both
-    return [
-        replace(rows, score_norm_bias=np.zeros(rows.weight.shape[:2]))
-        if rows.score_norm_bias is None
-        else rows
-        for rows in both
-    ]
+    """Return both with a bias of the norm after the projection, zero where it is absent.
+
+    Both are returned unchanged if neither has such a bias.
+    """
+    rows_of_models = [reference, candidate]
+    if all(rows.score_norm_bias is None for rows in rows_of_models):
+        return rows_of_models
+    with_biases = []
+    for rows in rows_of_models:
+        if rows.score_norm_bias is None:
+            rows = replace(rows, score_norm_bias=np.zeros(rows.weight.shape[:2]))
+        with_biases.append(rows)
+    return with_biases
 
 
 def _folds_norms(pair: PlanPair) -> list[bool]:
     """Return for each block whether the norm before it is folded in."""
-    has_norm = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
+    has_norm = [bool(plan.query.input_norm or plan.key.input_norm) for plan in pair]
     # A guess may miss a norm. Where names are known, a norm that is absent was folded in.
     if any(plan.rule.guess and not plan.rule.input_norm for plan in pair):
         return [all(has_norm)] * 2
@@ -107,8 +110,11 @@ def _counts_key_bias(pair: PlanPair) -> list[bool]:
     counts = [plan.key_bias_counts or "key" in plan.position_uses for plan in pair]
     if not any(plan.rotation_unknown for plan in pair):
         return counts
-    known = [count for plan, count in zip(pair, counts, strict=True) if not plan.rotation_unknown]
-    return [any(known or counts)] * 2
+    # If one rotation is not known, both blocks are read as the block whose rotation is known.
+    counts_if_known = [
+        count for plan, count in zip(pair, counts, strict=True) if not plan.rotation_unknown
+    ]
+    return [any(counts_if_known or counts)] * 2
 
 
 def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
@@ -116,8 +122,12 @@ def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
     if circuit == SCORES:
         return plan.query, plan.key
     if circuit == VALUES:
-        return () if plan.value is None or plan.output is None else (plan.output, plan.value)
-    return () if plan.positional is None else (plan.positional.query, plan.positional.key)
+        if plan.value is None or plan.output is None:
+            return ()
+        return plan.output, plan.value
+    if plan.positional is None:
+        return ()
+    return plan.positional.query, plan.positional.key
 
 
 def form_parts(plan: AttentionPlan) -> Iterator[Part]:
@@ -245,7 +255,9 @@ def _score_norm_bias(factor: Factor) -> np.ndarray | None:
     """
     if factor.shift is None or not factor.shift.any():
         return None
-    shift = factor.shift if factor.temperature is None else factor.shift * factor.temperature
-    squares = np.square(factor.stored_weight, dtype=np.float64).sum(axis=2)
-    sizes = np.sqrt(squares.mean(axis=1, keepdims=True))
+    shift = factor.shift
+    if factor.temperature is not None:
+        shift = shift * factor.temperature
+    squares_of_rows = np.square(factor.stored_weight, dtype=np.float64).sum(axis=2)
+    sizes = np.sqrt(squares_of_rows.mean(axis=1, keepdims=True))
     return np.asarray(shift * sizes)

@@ -135,10 +135,12 @@ def _cause_of_ends(stack: _Stack, steps: tuple[Step, ...]) -> Cause:
 
 def _with_steps(block: BlockComparison, steps: tuple[Step, ...]) -> BlockComparison:
     """Return a block whose cause, a layer that moved, has the steps of its stack."""
-    mismatches = [
-        replace(cause, steps=steps) if cause is moved_cause(block) else cause
-        for cause in block.mismatches
-    ]
+    moved = moved_cause(block)
+    mismatches = []
+    for cause in block.mismatches:
+        if cause is moved:
+            cause = replace(cause, steps=steps)
+        mismatches.append(cause)
     return replace(block, mismatches=tuple(mismatches))
 
 

@@ -50,11 +50,13 @@ def with_moved_layers(
     explained = []
     for block in blocks:
         cause = causes.get((block.stack, block.kind))
-        explained.append(block if cause is None else _explained(block, cause))
+        if cause is not None:
+            block = _with_cause_of_stack(block, cause)
+        explained.append(block)
     return explained
 
 
-def _explained(block: BlockComparison, cause: Mismatch) -> BlockComparison:
+def _with_cause_of_stack(block: BlockComparison, cause: Mismatch) -> BlockComparison:
     """Return a block with the cause of its stack, if the block is new or has moved."""
     if block.layer in cause.facts["new"]:
         return replace(block, mismatches=(cause,))

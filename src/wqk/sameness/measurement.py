@@ -163,15 +163,15 @@ class BlockMeasurement:
         """Return whether two blocks have equal numbers of heads; if not, add the difference."""
         self.undecided = undecided_positions(self.pair, (reference, candidate))
         _require_sizes(self.pair[0], reference, candidate)
-        counts = len(reference.query.weight), len(candidate.query.weight)
-        if counts[0] == counts[1]:
+        expected_count, actual_count = len(reference.query.weight), len(candidate.query.weight)
+        if expected_count == actual_count:
             return True
         restored = block_settings.form_restored(self.models, self.pair)
         cause = mismatches.setting(
             "number of heads",
-            f"{counts[0]} of width {reference.width}",
-            f"{counts[1]} of width {candidate.width}",
-            restored[0].steps if restored else (),
+            f"{expected_count} of width {reference.width}",
+            f"{actual_count} of width {candidate.width}",
+            () if restored is None else restored[0].steps,
         )
         self.mismatches.insert(0, cause)
         self.distance = dict.fromkeys(positions(reference, candidate), math.nan)

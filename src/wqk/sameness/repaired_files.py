@@ -196,8 +196,9 @@ def write_repaired(
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
+        root = source if source.is_dir() else source.parent
         for file in files:
-            target = temporary / file.relative_to(source if source.is_dir() else source.parent)
+            target = temporary / file.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
         tensors = _tensors_of(temporary, models[1])
@@ -225,7 +226,9 @@ def write_repaired(
 
 def _files_of(source: Path) -> list[Path]:
     """Return the candidate's files; `CheckpointError` unless it is stored as safetensors."""
-    files = [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.is_file())
+    files = [source]
+    if not source.is_file():
+        files = sorted(path for path in source.rglob("*") if path.is_file())
     if not any(file.suffix == ".safetensors" for file in files):
         raise CheckpointError(
             f"--repair: {source} is no local folder or file of safetensors; "

@@ -84,28 +84,31 @@ class Exchange:
 
     @property
     def cycles(self) -> list[Exchange]:
-        """The same in parts that do not concern each other.
+        """The same exchange in the smallest parts: tensors that take each other's places in a ring.
+
+        An exchange that copies a tensor, instead of exchanging all, is one part.
 
         Examples
         --------
         >>> [cycle.targets for cycle in Exchange(("a", "c", "b", "d"), ("b", "d", "a", "c")).cycles]
         [('a', 'b'), ('c', 'd')]
         """
+        if set(self.targets) != set(self.sources):
+            return [self]
         source_of = dict(zip(self.targets, self.sources, strict=True))
         cycles: list[Exchange] = []
-        done: set[str] = set()
+        visited: set[str] = set()
         for start in self.targets:
             cycle: list[str] = []
             name = start
-            while name in source_of and name not in done:
-                done.add(name)
+            while name not in visited:
+                visited.add(name)
                 cycle.append(name)
                 name = source_of[name]
             if cycle:
                 sources = tuple(source_of[name] for name in cycle)
                 cycles.append(Exchange(tuple(cycle), sources))
-        is_permutation = set(self.targets) == set(self.sources)
-        return cycles if is_permutation else [self]
+        return cycles
 
     def renamed(self, rename: Callable[[str], str]) -> Exchange:
         """Return the step with other names."""
@@ -417,8 +420,11 @@ def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
         layers_by_code.setdefault(code, []).append(layer)
     looped: list[Step] = []
     for code, layers in layers_by_code.items():
-        repeated = ForLayers(tuple(layers), templates[code])
-        looped += [repeated] if len(layers) > 1 else repeated.singles
+        loop = ForLayers(tuple(layers), templates[code])
+        if len(layers) > 1:
+            looped.append(loop)
+        else:
+            looped += loop.singles
     return [*alone, *looped]
 
 
@@ -518,7 +524,7 @@ def _of_layer(template: str, number: str) -> str:
 
 
 def _sequence(layers: Sequence[int]) -> str:
-    """Numbers of layers as a range, or else as a tuple.
+    """Return numbers of layers as code: a range, or else a tuple.
 
     Examples
     --------
@@ -526,6 +532,7 @@ def _sequence(layers: Sequence[int]) -> str:
     ('range(3)', '(1, 4)')
     """
     if len(layers) > 2 and list(layers) == list(range(layers[0], layers[-1] + 1)):
-        first = f"{layers[0]}, " if layers[0] else ""
-        return f"range({first}{layers[-1] + 1})"
-    return f"({', '.join(map(str, layers))}{',' if len(layers) == 1 else ''})"
+        start = f"{layers[0]}, " if layers[0] else ""
+        return f"range({start}{layers[-1] + 1})"
+    listed = ", ".join(map(str, layers))
+    return f"({listed},)" if len(layers) == 1 else f"({listed})"

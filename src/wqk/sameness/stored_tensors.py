@@ -256,7 +256,8 @@ class _RunningComparison:
         if xx:
             distance = math.sqrt(squares / xx)
         if not self._count_changed:
-            return StoredComparison(Outcome.ROUNDED if distance else Outcome.EQUAL, "", distance)
+            outcome = Outcome.ROUNDED if distance else Outcome.EQUAL
+            return StoredComparison(outcome, "", distance)
         if self._rescaled.largest > SAME_FACTOR:
             percent = 100 * self._rescaled.largest
             reason = f"equal codes, other scales: by up to {percent:.2g} %"

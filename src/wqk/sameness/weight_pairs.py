@@ -6,7 +6,7 @@ Axes: n rows, D columns; H query heads, G key heads, R head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -462,6 +462,14 @@ class WeightFinding:
         """The tensors that are edited."""
         cut = [name for recut in self.recuts for name in recut.names]
         return (*self.edits, *self.swapped, *cut)
+
+
+def names_explained_by(findings: Iterable[WeightFinding]) -> set[str]:
+    """Return the names of all tensors that findings edit."""
+    names: set[str] = set()
+    for finding in findings:
+        names.update(finding.tensors)
+    return names
 
 
 # The sides of scores.

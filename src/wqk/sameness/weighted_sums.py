@@ -146,9 +146,11 @@ def with_parents(
     """
     checkpoints = [reference.checkpoint]
     for parent in parents:
-        opened = parent.checkpoint if isinstance(parent, Model) else parent
-        is_open = isinstance(opened, Checkpoint)
-        checkpoints.append(opened if is_open else open_checkpoint(opened, **hub))
+        if isinstance(parent, Model):
+            parent = parent.checkpoint
+        if not isinstance(parent, Checkpoint):
+            parent = open_checkpoint(parent, **hub)
+        checkpoints.append(parent)
     stored = _stored_names(checkpoints, candidate.checkpoint)
     fits: dict[str, NormalEquations] = {}
     for name, stored_names in stored.items():

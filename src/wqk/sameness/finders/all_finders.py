@@ -35,7 +35,7 @@ from wqk.sameness.finders.tensors import (
 from wqk.sameness.finders.vectors import find_vector
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.weight_pairs import WeightFinding, WeightPair, WeightPhrase
+from wqk.sameness.weight_pairs import WeightFinding, WeightPair, WeightPhrase, names_explained_by
 
 
 def find_in_parts(pair: WeightPair) -> WeightFinding | None:
@@ -143,7 +143,8 @@ OF_VECTORS: tuple[Find, ...] = (find_factor, find_vector)
 
 def find_first(pair: WeightPair) -> WeightFinding | None:
     """Return the first finding of a weight or a vector."""
-    for find in OF_WEIGHTS if pair.is_matrix else OF_VECTORS:
+    finders = OF_WEIGHTS if pair.is_matrix else OF_VECTORS
+    for find in finders:
         finding = find(pair)
         if finding is not None:
             return finding
@@ -172,7 +173,7 @@ def search(
     weights = [pair for pair in wrong if pair.is_matrix]
     vectors = [pair for pair in wrong if not pair.is_matrix]
     for members in (weights, vectors):
-        explained = {name for finding in findings for name in finding.tensors}
+        explained = names_explained_by(findings)
         unexplained = [pair for pair in members if pair.name not in explained]
         has_large_ones = any(pair.expected.size > MANY for pair in unexplained)
         results = side_by_side(find_first, unexplained, many=has_large_ones)

@@ -21,7 +21,14 @@ from wqk.sameness.permutations import name_in_fused
 from wqk.sameness.repairs import Recut
 from wqk.sameness.tensor_names import title_in_block
 from wqk.sameness.tolerances import SCREENED
-from wqk.sameness.weight_pairs import SCORED, TensorUse, WeightFinding, WeightPair, WeightPhrase
+from wqk.sameness.weight_pairs import (
+    SCORED,
+    TensorUse,
+    WeightFinding,
+    WeightPair,
+    WeightPhrase,
+    names_explained_by,
+)
 
 # The sides of a fused weight, in the order in which they are joined.
 JOINED = ("query", "key", "value")
@@ -67,7 +74,7 @@ def find_moved_tensors(
         if source is not None:
             sources[pair.name] = source
     findings = _exchanged(wrong, sources)
-    explained = {name for finding in findings for name in finding.tensors}
+    explained = names_explained_by(findings)
     for pair in wrong:
         if pair.name in explained or pair.role.is_norm:
             continue
