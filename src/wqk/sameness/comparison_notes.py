@@ -107,8 +107,9 @@ def settings_that_differ(models: Sequence[Model], everything: bool) -> Differing
 
 def formats_of_one_model(pairs: Sequence[PlanPair]) -> tuple[str, ...]:
     """Return the formats with few bits that only one of the two models has for forms."""
-    formats: tuple[set[str], set[str]] = (set(), set())
+    reference_formats: set[str] = set()
+    candidate_formats: set[str] = set()
     for reference, candidate in pairs:
-        formats[0].update(reference.quantized)
-        formats[1].update(candidate.quantized)
-    return tuple(sorted(formats[0] ^ formats[1]))
+        reference_formats.update(reference.quantized)
+        candidate_formats.update(candidate.quantized)
+    return tuple(sorted(reference_formats ^ candidate_formats))

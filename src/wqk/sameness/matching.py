@@ -32,6 +32,11 @@ def largest(values: np.ndarray) -> float:
     return float(max(values.max(initial=0.0), -values.min(initial=0.0)))
 
 
+def root_mean_square(values: np.ndarray) -> float:
+    """Return the root mean square of an array, summed in float64."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
 def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
     """Return whether no two numbers of two arrays of one shape differ by more than a bound."""
     stretches = _stretches(len(a), STRETCH)

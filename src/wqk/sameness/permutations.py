@@ -385,10 +385,12 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
     Axes(shape=(2, 4, 3), axes=(0, 2, 1))
     """
     count = len(rows)
-    if (np.diff(rows) % count == 1).all():
-        by = int(rows[0]) if 2 * rows[0] <= count else int(rows[0]) - count
+    steps = np.diff(rows)
+    if (steps % count == 1).all():
+        first = int(rows[0])
+        by = first if 2 * first <= count else first - count
         return NamedOrder(f"rolled by {by}", Permute(0, Rolled(by)))
-    if (np.diff(rows) == -1).all():
+    if (steps == -1).all():
         return NamedOrder("in reverse order", Permute(0, Reversed()))
     return _name_as_axes(rows, sizes) or _name_in_stretches(rows, sizes) or _name_short(rows)
 

@@ -15,6 +15,7 @@ from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.sameness.block_weights import BlockWeights
 from wqk.sameness.circuits import SCORES, VALUES, PlanPair
 from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyond_half_step
+from wqk.sameness.matching import root_mean_square
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.tolerances import CORRESPONDING, FEW_BEYOND, SAME_FACTOR
 from wqk.sameness.weight_pairs import WeightPair
@@ -72,8 +73,8 @@ def _share_beyond(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
         coded, exact, exact_info = expected, weights.actual, candidate_info
     if grid is None:
         return 0.0
-    largest_distance = grid.rounding(coded) * CORRESPONDING * _size(coded)
-    if _size(exact - coded) > largest_distance:
+    largest_distance = grid.rounding(coded) * CORRESPONDING * root_mean_square(coded)
+    if root_mean_square(exact - coded) > largest_distance:
         return 0.0
     return share_beyond_half_step(exact, coded, grid.shared, rounding_in(exact_info, exact))
 
@@ -85,8 +86,3 @@ def _change_of_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> float
         return 0.0
     factors = ratio_of_scales(weights.expected, weights.actual, expected_grid.shared)
     return 0.0 if factors is None else float(np.abs(factors - 1).max())
-
-
-def _size(values: np.ndarray) -> float:
-    """Return the root mean square of an array."""
-    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))

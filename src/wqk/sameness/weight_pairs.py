@@ -24,6 +24,7 @@ from wqk.sameness.matching import (
     lacks_rows,
     largest,
     permutation,
+    root_mean_square,
     same_numbers,
     screening_sample,
     sketch,
@@ -342,13 +343,13 @@ class WeightPair:
         return self.expected is self.actual or within(self.expected, self.actual, bound)
 
     def fits(self, value: np.ndarray) -> bool:
-        """Return whether a value is as expected, up to the rounding of a quantized weight."""
+        """Return whether an array is the expected one, up to the rounding of a quantized weight."""
         distance = value - self.expected
         if self.grid is None:
             return largest(distance) <= SAME_SHARE * self.largest_expected
-        size = np.sqrt(np.mean(np.square(value, dtype=np.float64)))
-        error = np.sqrt(np.mean(np.square(distance, dtype=np.float64)))
-        return bool(error < SAFETY * self.grid.rounding(value) * size / math.sqrt(3))
+        half_step = SAFETY * self.grid.rounding(value) * root_mean_square(value)
+        # Errors of rounding are spread evenly up to half a step.
+        return bool(root_mean_square(distance) < half_step / math.sqrt(3))
 
     def finding(
         self,

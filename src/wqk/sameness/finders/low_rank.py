@@ -45,11 +45,12 @@ def find_adapter(pair: WeightPair) -> WeightFinding | None:
     if rank is None:
         return None
     change = pair.actual - pair.expected
-    changed_rows = change.any(axis=1).mean()
-    if changed_rows <= 1 - SAME_SHARE * 10:  # of some heads alone
+    share_of_changed_rows = change.any(axis=1).mean()
+    if share_of_changed_rows <= 1 - SAME_SHARE * 10:  # of some heads alone
         return None
-    is_step = (np.abs(np.diff(change, axis=1)) > SAME_SHARE * largest(change)).any(axis=0)
-    if is_step.sum() < change.shape[1] // 8:  # equal in blocks of columns of any size
+    steps = np.abs(np.diff(change, axis=1))
+    differs_from_next = (steps > SAME_SHARE * largest(change)).any(axis=0)
+    if differs_from_next.sum() < change.shape[1] // 8:  # equal in blocks of columns of any size
         description = "{}: an offset for blocks of columns: a zero point is off"
         return pair.finding(Kind.ZERO_POINT, description)
     description = (
@@ -122,16 +123,17 @@ def low_rank(actual: np.ndarray, expected: np.ndarray, noise: float) -> int | No
     >>> low_rank(weight + noise, weight, 0.0) is None
     True
     """
-    most = min(LARGEST_RANK, min(actual.shape) // 4)
+    largest_rank = min(LARGEST_RANK, min(actual.shape) // 4)
     random = np.random.default_rng(0)
-    directions = random.standard_normal((actual.shape[1], most + FURTHER_DIRECTIONS))
+    directions = random.standard_normal((actual.shape[1], largest_rank + FURTHER_DIRECTIONS))
     directions = directions.astype(actual.dtype)
-    for step in (max(1, len(actual) // SAMPLED_ROWS), 1):  # few rows rule a high rank out
-        rows = actual[::step] - expected[::step]
-        values = np.linalg.svd(rows @ directions, compute_uv=False).astype(np.float64)
-        floor = max(values[0] * RANK_FLOOR, noise * np.sqrt(rows.size))
-        rank = int((values > floor).sum())
-        if rank > most:
+    step_of_sample = max(1, len(actual) // SAMPLED_ROWS)
+    for step in (step_of_sample, 1):  # a few rows rule a high rank out
+        change = actual[::step] - expected[::step]
+        singular_values = np.linalg.svd(change @ directions, compute_uv=False).astype(np.float64)
+        floor = max(singular_values[0] * RANK_FLOOR, noise * np.sqrt(change.size))
+        rank = int((singular_values > floor).sum())
+        if rank > largest_rank:
             return None
-    is_plain = rank > 0 and values[rank] < values[rank - 1] / 3
+    is_plain = rank > 0 and singular_values[rank] < singular_values[rank - 1] / 3
     return rank if is_plain else None
