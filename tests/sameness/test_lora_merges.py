@@ -210,6 +210,7 @@ def test_a_part_of_a_fused_weight_takes_its_rows_of_the_factor() -> None:
     adapter = {"a": (Tensor(down), Tensor(up))}
     run(Change(("a",), edit).code(), tensors, {}, adapter=adapter)
     np.testing.assert_allclose(tensors.changed["a"], expected)
-    turned = ProgramTensors({"a": weight.T})
-    run(Change(("a",), edit.turned()).code(), turned, {}, adapter=adapter)
-    np.testing.assert_allclose(turned.changed["a"], expected.T)
+    transposed = ProgramTensors({"a": weight.T})
+    code = Change(("a",), edit.for_transposed()).code()
+    run(code, transposed, {}, adapter=adapter)
+    np.testing.assert_allclose(transposed.changed["a"], expected.T)

@@ -206,11 +206,11 @@ def test_what_exists_is_not_replaced(target_kind: str, tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import wqk.sameness.rewritten_files as files
-write = files.write_place
+write = files.write_location
 def write_and_die(place, values):
     write(place, values)
     os.kill(os.getpid(), signal.SIGKILL)
-files.write_place = write_and_die
+files.write_location = write_and_die
 import wqk
 wqk.same(*sys.argv[1:3], repair=sys.argv[3])
 """
