@@ -126,7 +126,7 @@ def are_in_place(rows: np.ndarray, others: np.ndarray, least_cosine: float) -> b
     Examples
     --------
     >>> rows = np.eye(3)
-    >>> in_place(rows, -2 * rows, 0.999), in_place(rows, rows[[1, 0, 2]], 0.999)
+    >>> are_in_place(rows, -2 * rows, 0.999), are_in_place(rows, rows[[1, 0, 2]], 0.999)
     (True, False)
     """
     sample = screening_sample(rows)
