@@ -80,9 +80,9 @@ def title_in_block(name: str) -> str:
     >>> title_in_block("layer.0.attention.output.dense.weight")
     'output.dense'
     """
-    words = [word for word in name.removesuffix(".weight").split(".") if not word.isdigit()]
-    names_no_module = words[-1] in ("bias", "dense")
-    return ".".join(words[-2:]) if names_no_module else words[-1]
+    parts = [word for word in name.removesuffix(".weight").split(".") if not word.isdigit()]
+    names_no_module = parts[-1] in ("bias", "dense")
+    return ".".join(parts[-2:]) if names_no_module else parts[-1]
 
 
 def title_in_layer(name: str) -> str:
@@ -95,10 +95,10 @@ def title_in_layer(name: str) -> str:
     >>> title_in_layer("layers.0.mixer.A_log")
     'mixer.A_log'
     """
-    words = [word for word in name.split(".") if not word.isdigit()]
-    if words[-1] == "weight" and len(words) > 1:
-        return words[-2]
-    return ".".join(words[-2:])
+    parts = [word for word in name.split(".") if not word.isdigit()]
+    if parts[-1] == "weight" and len(parts) > 1:
+        return parts[-2]
+    return ".".join(parts[-2:])
 
 
 # -- names of two checkpoints ------------------------------------------------------------------

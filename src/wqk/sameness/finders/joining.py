@@ -42,8 +42,8 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
     scales = _exchanged_scales(findings)
     if scales is not None:
         names = set(scales.tensors)
-        others = [finding for finding in findings if names.isdisjoint(finding.tensors)]
-        findings = [scales, *others]
+        further = [finding for finding in findings if names.isdisjoint(finding.tensors)]
+        findings = [scales, *further]
     findings = _with_moved_gains(findings)
     moved_heads = _findings_of_moved_heads(findings)
     joined_findings = [_moved_heads(moved_heads)] if moved_heads else []
