@@ -61,6 +61,7 @@ STYLE_RULES: dict[str, Any] = {
     "axes.titlelocation": "left",
     "axes.labelsize": 8,
     "axes.linewidth": 0.6,
+    "axes.formatter.useoffset": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "xtick.labelsize": 7,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from wqk._console import counted
 from wqk._style import PAPER_WIDTH, STACK_COLORS, new_figure, style
 from wqk.errors import RunError
 from wqk.forms import BilinearForm
@@ -202,11 +203,10 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=2)
-    seeds = rows["seed"].n_unique()
+    seeds = counted(rows["seed"].n_unique(), "seed")
     note(
         figure,
-        f"Means over layers and {seeds} seeds; bands: 95 % intervals over seeds, from "
-        f"{ENOUGH} seeds on.",
+        f"Means over layers and {seeds}; bands: 95 % intervals over seeds, from {ENOUGH} seeds on.",
     )
     return figure
 

@@ -101,10 +101,10 @@ def loss_by_scale(rows: pl.DataFrame) -> Figure:
         axis.set_xlabel(SCALES[scale])
     lettered(axes[0], "ab")
     axes[0, 0].legend()
-    note(
-        figure,
-        "Thin: one seed; thick: means over all seeds; triangle: not below the level by then.",
-    )
+    symbols = "Thin: one seed; thick: means over all seeds"
+    if level is not None:
+        symbols += "; triangle: not below the level by then"
+    note(figure, f"{symbols}.")
     return figure
 
 
