@@ -431,9 +431,12 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
         ]
 
     def __repr__(self) -> str:
-        kinds: dict[str, int] = {}
+        heads_of_kinds: dict[str, list[int]] = {}
         for block in self.scored:
             kind = f"{block.stack} {block.what} blocks"
-            kinds[kind] = kinds.get(kind, 0) + 1
-        parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        return f"Model({os.fspath(self.name)!r}: family {self.family}, {parts})"
+            heads_of_kinds.setdefault(kind, []).append(block.query.heads)
+        parts = []
+        for kind, heads in heads_of_kinds.items():
+            numbers = sorted(set(heads))
+            parts.append(f"{len(heads)} {kind} of {' or '.join(map(str, numbers))} heads")
+        return f"Model({os.fspath(self.name)!r}: family {self.family}, {', '.join(parts)})"

@@ -111,10 +111,11 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
     # A table that encoder and decoder share is stored under several names.
     tables = [table for table in tables if table.endswith("shared.weight")] or tables
     if len(tables) != 1:
-        several = f"several might be it: {', '.join(tables[:4])}"
-        reason = several if tables else "none was recognized"
+        reason, condition = "none was recognized", "if the checkpoint has one, "
+        if tables:
+            reason, condition = f"several might be it: {', '.join(tables[:4])}", ""
         raise CheckpointError(
             f"{checkpoint.name}: no table of token embeddings of width {width} ({reason}); "
-            "name the tensor (embeddings=NAME)"
+            f"{condition}name the tensor (embeddings=NAME)"
         )
     return tables[0]

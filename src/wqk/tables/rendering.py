@@ -513,7 +513,10 @@ def plot_table(
         is_crowded = sum(1 for _ in _models(table.layers.frame)) > MOST_CURVES
         view = "models" if is_crowded else "layers"
     if view not in VIEWS:
-        raise TableError(f"view is {', '.join(map(repr, VIEWS))}; got {view!r}")
+        advice = ""
+        if str(view).endswith((".pdf", ".png", ".svg")):
+            advice = f"; table.plot().savefig({str(view)!r}) writes a file"
+        raise TableError(f"view is {', '.join(map(repr, VIEWS))}; got {str(view)!r}{advice}")
     rows = table.heads if view == "heads" else table.layers
     if not len(rows):
         unit = "heads" if view == "heads" else "layers"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.options import COUNT, FOLDER_PATH
+from wqk.cli.options import COUNT, FOLDER_PATH, PATH
 from wqk_lab.training.declared import documented, options_of, threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
@@ -47,7 +47,7 @@ def _penalty(text: str) -> dict[str, Any]:
 @click.command()
 @click.option("--preset", type=click.Choice(list(PRESETS)))
 @click.option("--size", type=click.Choice(list(SIZES)))
-@click.option("--corpus", type=FOLDER_PATH, metavar="DIR")
+@click.option("--corpus", type=PATH, metavar="DIR")
 @click.option("-o", "--out", type=FOLDER_PATH, required=True, metavar="RUN")
 @click.option("--from", "parent", type=FOLDER_PATH, metavar="RUN")
 @click.option("--resume", is_flag=True)
@@ -121,6 +121,11 @@ def train(
         raise click.UsageError("--resume knows what a run continues; leave out --from.")
     if corpus is None and not resume and parent is None:
         raise click.UsageError("Missing option '--corpus': a token store made by wqk lab corpus.")
+    if corpus is not None and corpus.is_file():
+        raise click.UsageError(
+            f"--corpus {corpus} is a file; expected a token store. "
+            f"wqk lab corpus {corpus} -o DIR makes one of a text"
+        )
     overrides = {name: value for name, value in chosen.items() if value is not None}
     overrides |= penalty or {}
     if config:
