@@ -356,7 +356,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.tokens(net, 0, 1, tops=3), TypeError, "did you mean 'top'?"),
         Mistake(lambda: model[0, 1].qk.symmetric(), TypeError, "has no parentheses"),
         Mistake(lambda: model[0, 1].top_pairs(), AttributeError, "has no attribute 'top_pairs'"),
-        Mistake(lambda: model[0, 1].directions(), AttributeError, "wqk.tokens(ref, layer, head)"),
+        Mistake(lambda: model[0, 1].directions(), AttributeError, "layer, head, directions=5)"),
         Mistake(lambda: model[0, 1].composition(), AttributeError, "wqk.compose(ref)"),
         Mistake(lambda: wqk.open(ref, adapter="a"), TypeError, "wqk.open(adapter, base=base)"),
         Mistake(lambda: wqk.scan(ref, revision="a"), TypeError, "wqk.open(ref, revision=...)"),

@@ -177,8 +177,8 @@ def folder_and_file(out: Path) -> tuple[Path, Path | None]:
 
     Examples
     --------
-    >>> folder_and_file(Path("survey")), folder_and_file(Path("a/survey.csv"))
-    ((PosixPath('survey'), None), (PosixPath('a/survey'), PosixPath('a/survey.csv')))
+    >>> folder_and_file(Path("survey")), folder_and_file(Path("survey.csv"))
+    ((PosixPath('survey'), None), (PosixPath('survey'), PosixPath('survey.csv')))
     """
     from wqk.tables.score_table import check_table_output
     from wqk.tables.writers import WRITERS
