@@ -109,11 +109,8 @@ def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
     stored = gguf.quants.dequantize(gguf.quants.quantize(weight, named(kind)), named(kind))
     quantized_type = QUANTIZED[kind]
     error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
-    assert (
-        1
-        < Grid(quantized_type.shared, quantized_type.steps).rounding(stored) / error
-        < (3 if kind[0] == "Q" else 5)
-    )
+    bound = Grid(quantized_type.shared, quantized_type.steps).rounding(stored)
+    assert 1 < bound / error < (5 if kind.startswith("TQ") else 3)
 
 
 @pytest.mark.parametrize("kind", ["IQ4_NL", "IQ4_XS"])

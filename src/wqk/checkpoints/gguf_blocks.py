@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wqk.checkpoints.files import STORED, Stored
+from wqk.checkpoints.quantization.matrix import FLOAT4_STEP
 from wqk.errors import CheckpointError
 
 
@@ -315,12 +316,12 @@ QUANTIZED: dict[str, Quantization] = {
     "Q4_K": Quantization(256, 144, _q4_k, 32, 2 / 15),
     "Q5_K": Quantization(256, 176, _q5_k, 32, 2 / 31),
     "Q6_K": Quantization(256, 210, _q6_k, 16, 1 / 32),
-    "NVFP4": Quantization(64, 36, _nvfp4, 16, 1 / 3),
+    "NVFP4": Quantization(64, 36, _nvfp4, 16, FLOAT4_STEP),
     "Q1_0": Quantization(128, 18, _q1_0, 128, 2.0),
     # Values of a codebook; those of the last are several at once, whose steps are a bound.
     "IQ4_NL": Quantization(32, 18, _by_gguf("IQ4_NL"), 32, 24 / 127),
     "IQ4_XS": Quantization(256, 136, _by_gguf("IQ4_XS"), 32, 24 / 127),
-    "MXFP4": Quantization(32, 17, _by_gguf("MXFP4"), 32, 1 / 3),
+    "MXFP4": Quantization(32, 17, _by_gguf("MXFP4"), 32, FLOAT4_STEP),
     "TQ1_0": Quantization(256, 54, _by_gguf("TQ1_0"), 256, 1.0),
     "TQ2_0": Quantization(256, 66, _by_gguf("TQ2_0"), 256, 1.0),
     "IQ3_XXS": Quantization(256, 98, _by_gguf("IQ3_XXS"), 32, 1 / 2),

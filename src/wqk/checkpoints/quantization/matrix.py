@@ -23,7 +23,8 @@ from wqk.errors import CheckpointError
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 # Distance of neighboring 4-bit floats from 2 to 4, as a share of the largest one, 6. Below 2 they
-# are closer, and 4 and 6 are twice as far apart.
+# are closer, and 4 and 6 are twice as far apart. With this step, the expected rounding of normal
+# weights is to the measured one as on an even grid.
 FLOAT4_STEP = 1 / 6
 
 # Tensors that were read, by their role for the matrix.
