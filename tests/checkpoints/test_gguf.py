@@ -19,7 +19,7 @@ from wqk.checkpoints.gguf import TYPES
 from wqk.checkpoints.gguf_blocks import QUANTIZED
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
-from wqk.sameness.outcomes import Outcome
+from wqk.sameness.tensor_comparisons import Outcome
 
 gguf = pytest.importorskip("gguf")
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from wqk.checkpoints import Checkpoint, Part
 from wqk.sameness.contents import LayerPrefixes, Locations, find_by_layer
-from wqk.sameness.outcomes import Outcome, TensorComparison
 from wqk.sameness.stored_tensors import compare_stored, equal_parts
+from wqk.sameness.tensor_comparisons import Outcome, TensorComparison
 from wqk.sameness.tensor_names import NUMBERS
 from wqk.sameness.tolerances import DIFFERENT_ABOVE
 

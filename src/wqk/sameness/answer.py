@@ -14,8 +14,8 @@ from wqk._style import current
 from wqk.sameness import sentences
 from wqk.sameness.comparisons import Comparison
 from wqk.sameness.drawing import plot_distances
-from wqk.sameness.outcomes import Outcome
 from wqk.sameness.printing import printed
+from wqk.sameness.tensor_comparisons import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,9 +15,9 @@ from wqk._console import few
 from wqk.families import Place
 from wqk.sameness.circuits import SCORES
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.places_in_words import layers_in_words, places_in_words
 from wqk.sameness.repairs import Step, merged_steps, program
+from wqk.sameness.tensor_comparisons import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.tensor_names import numbers_of, title_in_block
 from wqk.sameness.verdicts import Verdict
 

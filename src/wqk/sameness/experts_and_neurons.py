@@ -19,7 +19,7 @@ from wqk.checkpoints.files import PLAIN
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness.matching import permutation, same_numbers
-from wqk.sameness.outcomes import OTHER
+from wqk.sameness.tensor_comparisons import OTHER
 from wqk.sameness.tensor_roles import FEED_FORWARD, roles
 from wqk.sameness.tolerances import ALIKE
 

@@ -27,8 +27,8 @@ from wqk.sameness.comparisons import Cause
 from wqk.sameness.edits import Take
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outcomes import ATTENTION, MIXER
 from wqk.sameness.repairs import Change
+from wqk.sameness.tensor_comparisons import ATTENTION, MIXER
 from wqk.sameness.tensor_names import layer_prefix, title_in_block
 from wqk.sameness.tensor_roles import parts_outside_forms, roles
 

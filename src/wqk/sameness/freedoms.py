@@ -13,8 +13,8 @@ from wqk.sameness.experts_and_neurons import renumbered
 from wqk.sameness.folded_mixers import with_folded_mixers
 from wqk.sameness.form_causes import CircuitDifference
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.outcomes import ATTENTION
 from wqk.sameness.stream import moved_gains, rotated_stream
+from wqk.sameness.tensor_comparisons import ATTENTION
 from wqk.sameness.tensor_names import layer_prefix
 from wqk.sameness.tensor_roles import parts_outside_forms, roles
 from wqk.sameness.tolerances import ROTATED

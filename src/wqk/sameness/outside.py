@@ -20,9 +20,9 @@ from wqk.sameness.all_tensors import compare_tensors
 from wqk.sameness.circuits import VALUES, PlanPair, form_parts
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import LayerPrefixes, find_by_layer
-from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.positions import is_guessed
 from wqk.sameness.stored_tensors import StoredComparison, compare_stored, stray_entries
+from wqk.sameness.tensor_comparisons import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
 from wqk.sameness.tensor_names import layer_prefix
 from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
 from wqk.sameness.tolerances import MAJORITY

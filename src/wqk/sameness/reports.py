@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.comparisons import BlockComparison
-from wqk.sameness.outcomes import TensorComparison
+from wqk.sameness.tensor_comparisons import TensorComparison
 from wqk.sameness.verdicts import Verdict
 
 # Characters that XML 1.0 does not allow.

@@ -25,12 +25,12 @@ from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import in_candidates_terms
 from wqk.sameness.layer_repairs import with_layer_repairs
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
-from wqk.sameness.outcomes import TensorComparison
 from wqk.sameness.outside import Scope, compare_outside
 from wqk.sameness.positions import GUESSED, is_guessed
 from wqk.sameness.repaired_files import require_local, write_repaired
 from wqk.sameness.reports import failure
 from wqk.sameness.tensor_causes import Explained, with_tensor_causes
+from wqk.sameness.tensor_comparisons import TensorComparison
 from wqk.sameness.tensor_names import paired_names
 from wqk.sameness.transposed_weights import with_transposed_weights
 from wqk.sameness.verdicts import Verdict

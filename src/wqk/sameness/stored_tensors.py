@@ -28,7 +28,7 @@ from wqk.checkpoints.files import PLAIN
 from wqk.errors import WqkError
 from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyond_half_step
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.outcomes import Outcome
+from wqk.sameness.tensor_comparisons import Outcome
 from wqk.sameness.tolerances import FEW_BEYOND, MAJORITY, SAFETY, SAME_FACTOR
 
 # Numbers that are read at a time.

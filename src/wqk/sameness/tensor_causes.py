@@ -19,10 +19,10 @@ from wqk.sameness.comparisons import BlockComparison, Cause
 from wqk.sameness.edits import Take
 from wqk.sameness.layers import alone_prefixes, moved_prefixes, with_tensors_of_layers
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outcomes import Outcome, TensorComparison
 from wqk.sameness.outside import UNPAIRED
 from wqk.sameness.quantization import BEYOND, RESCALED
 from wqk.sameness.repairs import Change, Exchange, merged_steps
+from wqk.sameness.tensor_comparisons import Outcome, TensorComparison
 from wqk.sameness.tensor_findings import TensorFinding, TensorSearch
 from wqk.sameness.verdicts import Verdict
 

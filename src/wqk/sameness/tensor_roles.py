@@ -14,7 +14,7 @@ from wqk.families import AttentionPlan, Composed, Projection
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.sameness.circuits import form_parts
-from wqk.sameness.outcomes import ATTENTION, MIXER, OTHER
+from wqk.sameness.tensor_comparisons import ATTENTION, MIXER, OTHER
 from wqk.sameness.tensor_names import layer_prefix
 
 # Modules that mix tokens without a softmax.

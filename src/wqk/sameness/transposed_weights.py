@@ -24,8 +24,8 @@ from wqk.sameness.comparisons import BlockComparison, Cause
 from wqk.sameness.edits import Transpose
 from wqk.sameness.matching import same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.outcomes import Outcome, TensorComparison
 from wqk.sameness.repairs import Change
+from wqk.sameness.tensor_comparisons import Outcome, TensorComparison
 from wqk.sameness.tensor_names import paired_names, title_in_block
 
 
