@@ -145,9 +145,25 @@ def test_records_that_come_with_the_package_are_those_of_the_pages(tmp_path: Pat
 
 
 def test_the_command_prints_every_claim_and_json_has_the_numbers() -> None:
-    text = run("lab", "claims").stdout
+    text = run("lab", "claims", width=250).stdout
     assert "S4 holds: The encoder of an encoder-decoder has a higher degree" in text
     assert "Of 33 claims of the paper: " in text
+    lines = text.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("S4 "))
+    claim = page()["S4"]
+    assert lines[at] == f"S4 holds: {claim.text}"
+    assert [line.strip() for line in lines[at + 1 : at + 5]] == [
+        f"{claim.measure}: {claim.shown_estimate}, adjusted p {claim.shown_p}, "
+        f"detectable {claim.shown_detectable}",
+        claim.result,
+        claim.evidence,
+        f"({claim.source})",
+    ]
+    counts: dict[str, int] = {}
+    for each in page().values():
+        counts[each.verdict] = counts.get(each.verdict, 0) + 1
+    sentence = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    assert lines[-1] == f"Of {len(page())} claims of the paper: {sentence}."
     rows = json.loads(run("lab", "claims", "--json").stdout)["claims"]
     assert [row["number"] for row in rows] == [*page()]
     assert rows[3]["verdict"] == "holds"
@@ -220,25 +236,6 @@ def test_numbers_of_a_claim_are_shown_with_the_digits_of_their_size() -> None:
     ]
     bare = PaperClaim("N", "", "", "")
     assert (bare.shown_estimate, bare.shown_p, bare.shown_detectable) == ("–", "–", "–")
-
-
-def test_the_page_prints_each_claim_with_what_decides_it() -> None:
-    lines = run("lab", "claims", width=250).stdout.splitlines()
-    at = next(n for n, line in enumerate(lines) if line.startswith("S4 "))
-    claim = page()["S4"]
-    assert lines[at] == f"S4 holds: {claim.text}"
-    assert [line.strip() for line in lines[at + 1 : at + 5]] == [
-        f"{claim.measure}: {claim.shown_estimate}, adjusted p {claim.shown_p}, "
-        f"detectable {claim.shown_detectable}",
-        claim.result,
-        claim.evidence,
-        f"({claim.source})",
-    ]
-    counts: dict[str, int] = {}
-    for each in page().values():
-        counts[each.verdict] = counts.get(each.verdict, 0) + 1
-    sentence = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    assert lines[-1] == f"Of {len(page())} claims of the paper: {sentence}."
 
 
 def test_the_table_of_the_page_is_that_of_the_claims() -> None:

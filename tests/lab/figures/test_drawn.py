@@ -31,6 +31,7 @@ from wqk_lab.figures.by_layer import (
     draw_form,
     examples,
     picture,
+    separate_labels,
     terms_by_layer,
 )
 from wqk_lab.figures.convert import ENOUGH, dose_curves, over_seeds
@@ -415,8 +416,27 @@ def test_each_pair_is_a_line_over_depth_in_each_panel() -> None:
     assert names == ["twins", "converted", "control"]
 
 
-def test_models_are_markers_with_quartiles_at_their_size() -> None:
+def test_labels_of_points_are_moved_off_markers_bars_and_each_other() -> None:
+    figure = new_figure(3, 3)
+    axis = figure.subplots()
+    axis.errorbar(0, 0, [[0], [0.9]], marker="o", linestyle="")
+    axis.errorbar(0.05, 0, marker="o", linestyle="")
+    axis.set(xlim=(-1, 1), ylim=(-1, 1))
+    labels = []
+    for place, name in ((0, "a model"), (0.05, "another")):
+        offset = {"xytext": (5, 3), "textcoords": "offset points"}
+        labels.append(axis.annotate(name, (place, 0), **offset))
+    separate_labels(axis, labels)
+    first, second = (label.get_window_extent() for label in labels)
+    assert not first.overlaps(second)
+    for x, y in ((0, 0), (0.05, 0), (0, 0.45)):
+        point = axis.transData.transform((x, y))
+        assert not any(box.contains(*point) for box in (first, second))
+
+
+def test_models_are_markers_with_quartiles_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """If there are more than eight own scans, the lowest, highest and largest are named."""
+    monkeypatch.setattr("wqk_lab.figures.model_sizes.separate_labels", lambda axis, names: None)
     scans = []
     for number, score in enumerate(np.linspace(-0.4, 0.9, 9)):
         size = 10**12 * (9 - number if number % 2 else number + 1)

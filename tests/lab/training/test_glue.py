@@ -357,7 +357,8 @@ def test_fine_tuning_is_a_plain_loop(name: str, encoder: Path, tmp_path: Path) -
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (still / "config.json").write_text(json.dumps(config))
     whole = task(name, int if name == "mood" else lambda mood: 2.5 * mood)
-    train = TaskSplit(whole.train.texts[:44], whole.train.labels[:44])
+    count = 44 if name == "stsb" else 14
+    train = TaskSplit(whole.train.texts[:count], whole.train.labels[:count])
     data = SentenceTask(name, train, whole.validation, whole.classes)
     settings = FineTuning(epochs=3, learning_rate=2e-3, batch=7, length=8)
     result = fine_tune(still, data, (3,), settings)
