@@ -16,6 +16,7 @@ from wqk_lab.runs.contrasts import (
     MeasuredContrast,
     Records,
     claims_table,
+    contrasts_table,
     decide,
     evaluate,
     found_at,
@@ -264,3 +265,28 @@ def test_verdicts_on_a_part_are_told_by_text(monkeypatch: pytest.MonkeyPatch) ->
         "worse than random halves on A and C (`a-encoder-skew`, `c-encoder-skew`), "
         "and no worse than random halves on B (`b-encoder-skew`)"
     )
+
+
+def test_contrasts_are_rows_with_all_their_numbers() -> None:
+    def number(value: float, measure: str, form: str = "+") -> str:
+        digits = 0 if measure == "end of the plateau" else 3
+        return f"{value:{form}.{digits}f}".replace("-", "−")
+
+    measured = results(RESULTS)
+    _, _, *rows = contrasts_table(RESULTS)
+    for row, (name, result) in zip(rows, measured.items(), strict=True):
+        measure = result.contrast.measure
+        value, low, high = (
+            number(each, measure) for each in (result.value, result.low, result.high)
+        )
+        students = [number(end, measure) for end in (result.alone.low, result.alone.high)]
+        assert row.strip("| ").split(" | ") == [
+            f"`{name}`",
+            result.contrast.says,
+            measure,
+            str(result.count),
+            f"{value} [{low}, {high}]",
+            f"[{', '.join(students)}]",
+            f"{result.p:.3f}" if result.p >= 0.001 else "<.001",
+            number(result.detectable, measure, ""),
+        ]
