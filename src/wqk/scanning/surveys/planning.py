@@ -120,7 +120,7 @@ def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> N
     """
     for ref in refs:
         path = Path(ref)
-        if ref.startswith(("http://", "https://")) and set(ref) & set("*[]"):
+        if ref.startswith(("http://", "https://")) and "*" in ref:
             raise CheckpointError(
                 f"{redacted(ref)}: is a pattern of addresses, and a server lists no folders; "
                 "expected the addresses, or a list of them, @list.txt"
