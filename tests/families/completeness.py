@@ -41,6 +41,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
     return [
         *_circuit(checkpoint, plans),
         *_norms(checkpoint, plans),
+        *_sinks(checkpoint, plans),
         *_stacks(plans, family),
         *_misnamed(checkpoint, plans),
         *_strays(checkpoint, family, plans),
@@ -124,6 +125,16 @@ def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
         for name in checkpoint.tensors():
             if re.fullmatch(norm_pattern, name) and name not in named:
                 yield f"{name} is no norm"
+
+
+def _sinks(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
+    """Scores of a virtual key that lie next to the queries, but are not named."""
+    named = {plan.sinks.name for plan in plans if plan.sinks}
+    modules = {plan.query.tensor.removesuffix(".weight").rpartition(".")[0] for plan in plans}
+    for name in checkpoint.tensors():
+        module, _, last = name.rpartition(".")
+        if module in modules and "sink" in last and name not in named:
+            yield f"{name} is no sink"
 
 
 def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
