@@ -24,8 +24,9 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.kinship import fingerprints
 from wqk.kinship.fingerprints import Fingerprint, fingerprint
-from wqk.kinship.kin import Kinship, LayerMatch
+from wqk.kinship.kin import Kinship, LayerMatch, Likeness, layer_table
 from wqk.kinship.randomization import TESTS, agreements, gather, renumber
+from wqk.tables.sheet import Cell
 
 L, D, H, R = 4, 48, 6, 8
 Weights = list[tuple[np.ndarray, np.ndarray]]  # of each layer: queries and keys (heads, R, D)
@@ -555,3 +556,69 @@ def test_real_models(shared: Path) -> None:
     assert wqk.kin(*stories).p > 0.01
     bert: Any = wqk.kin(stories[0], stories[0])
     assert bert.kind == "copy"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "unknown"}, "is not known, as its family was guessed"),
+        ({"model_type": "phi", "qk_layernorm": True}, "queries or keys are centered"),
+        ({"model_type": "llama"}, ""),
+    ],
+)
+def test_dimensions_that_carry_meaning_are_not_renumbered(
+    config: dict[str, Any], reason: str
+) -> None:
+    def made(seed: int) -> StateDict:
+        model = opened(weights(seed))
+        norms = {
+            f"model.layers.{layer}.self_attn.{side}_layernorm.{part}": np.ones(R, np.float32)
+            for layer in range(L)
+            for side in ("q", "k")
+            for part in ("weight", "bias")
+        }
+        tensors = model._arrays | (norms if "qk_layernorm" in config else {})
+        return StateDict(tensors, model.config | config, "toy")
+
+    tests = {test.name: test for test in wqk.kin(made(0), made(1)).tests}
+    left_out = tests["dimensions"].left_out
+    assert reason in left_out
+    assert bool(left_out) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("equal", "correlation", "sentence"),
+    [
+        (0.75, 0.1, "gains are equal (75% of the values compared)"),
+        (0.5, 0.95, "gains are nearly equal (correlation 0.95)"),
+        (0.0, 0.9, "gains correlate (correlation 0.90)"),
+        (0.0, 0.2, "gains are not alike (correlation 0.20)"),
+        (0.0, None, "gains are not alike (correlation –)"),
+    ],
+)
+def test_a_likeness_is_a_sentence(equal: float, correlation: float | None, sentence: str) -> None:
+    likeness = Likeness("gains", equal, correlation)
+    assert str(likeness) == sentence
+    assert likeness.alike == ("not alike" not in sentence)
+
+
+def test_every_layer_of_the_candidate_has_a_line() -> None:
+    matches = [
+        LayerMatch("decoder", 0, "decoder", 1, 0.001, (0, 1), (0.25, 0.75)),
+        LayerMatch("decoder", 1, None, None, 0.5, (None, None), (None, None)),
+        LayerMatch("encoder", 0, "decoder", 0, 0.001, (1, 0), (None, None)),
+    ]
+    related = replace(wqk.kin(opened(weights(0)), opened(weights(0))), matches=tuple(matches))
+
+    def lines(kinship: Kinship) -> list[list[str]]:
+        rows = layer_table(kinship).rows
+        return [[cell.text for cell in row if isinstance(cell, Cell)] for row in rows]
+
+    assert lines(related) == [
+        ["decoder 0", "decoder 1", "in order", "0.500"],
+        ["decoder 1", "–", "–", "–"],
+        ["encoder 0", "decoder 0", "1 0", "–"],
+    ]
+    assert lines(replace(related, bounds=True))[0][-1] == "≥ 0.500"
+    alone = replace(related, matches=tuple(matches[:2]))
+    assert [line[0] for line in lines(alone)] == ["0", "1"]

@@ -23,6 +23,7 @@ def proofs_of(name: str, folder: Path) -> list[Callable[[], None]]:
     from tools.deriving.probing import record_type
 
     from wqk.checkpoints import open_checkpoint
+    from wqk.families.family import families
 
     def built_once(model_type: str, _: Path) -> Any:
         return _record(model_type, folder), open_checkpoint(folder / model_type)
@@ -36,6 +37,12 @@ def proofs_of(name: str, folder: Path) -> list[Callable[[], None]]:
             test_every_family.test_the_family_is_what_the_model_computes(name, folder)
 
         proofs.append(proven)
+    for model_type in test_every_family.OTHER_IN_MEMORY:
+        if model_type in families()[name].model_types:
+            in_memory = folder / "in-memory" / model_type
+            proofs.append(
+                partial(test_every_family.test_what_runs_is_read_as_its_file, model_type, in_memory)
+            )
     every = [
         test_proofs.test_values_and_outputs_are_there_and_every_head_is_another,
         test_proofs.test_the_model_attends_with_the_forms_that_are_read,
