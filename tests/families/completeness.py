@@ -128,7 +128,7 @@ def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
 
 
 def _sinks(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Scores of a virtual key that lie next to the queries, but are not named."""
+    """Unnamed scores of a virtual key, next to the queries."""
     named = {plan.sinks.name for plan in plans if plan.sinks}
     modules = {plan.query.tensor.removesuffix(".weight").rpartition(".")[0] for plan in plans}
     for name in checkpoint.tensors():

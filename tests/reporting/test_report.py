@@ -148,6 +148,18 @@ def test_statuses_are_told_in_words(tmp_path):
     assert "guessed from q_proj; check with wqk verify." in text
 
 
+def test_sides_that_differ_are_both_in_the_summary(tmp_path: Path) -> None:
+    sides = {"circuit": "ov", "key_heads": 1, "d_key": 32, "symmetry": None}
+    partial = rows("long", layers=14, status="partial") + rows("long", layers=15)[-3:]
+    text = written(tmp_path, table(rows("crossed", step=1200, **sides), partial)).text
+    assert "bert · encoder self-attention · ov circuit · step 1,200" in text
+    assert re.search(r"\b2 over 1 64 × 32\b", text)
+    assert "crossed: the two sides have different widths, so there is no symmetry." in text
+    assert "long: the two sides" not in text
+    listed = ", ".join(map(str, range(12)))
+    assert f"long: the form of each of the layers {listed}, … is partial" in text
+
+
 def test_gammas_that_differ_are_told(tmp_path):
     page = written(tmp_path, [table(rows("a"), gamma=2.0), table(rows("b"), gamma=3.0)])
     assert "different gammas (2.0, 3.0)" in page.text
