@@ -51,7 +51,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 
 def under_live_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Checkpoint:
-    """The shapes of a file's tensors as a running model calls them; ``names`` are the file's."""
+    """The shapes of a file's tensors under a running model's names; ``names`` are the file's."""
     calls = {stored: live_name for live_name, stored in names.items()}
     tensors = {calls.get(name, name): value for name, value in zeros(checkpoint).items()}
     return StateDict(tensors, checkpoint.config, "made")
@@ -73,7 +73,7 @@ def _said(plan: AttentionPlan) -> tuple[Any, ...]:
 
 
 def absent(plans: Sequence[AttentionPlan]) -> list[tuple[str, str, str]]:
-    """Tensors that are named, but that no layer of a stack has: by stack, kind and role."""
+    """Named tensors without a layer that has them: by stack, kind and role."""
     named, read = set(), set()
     for p in plans:
         has = {
@@ -92,7 +92,7 @@ def absent(plans: Sequence[AttentionPlan]) -> list[tuple[str, str, str]]:
 
 
 def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Values and outputs that lie next to the queries, but are not named."""
+    """Unnamed values and outputs next to the queries."""
     tensors = checkpoint.tensors()
     for plan in plans:
         name = plan.query.tensor
@@ -105,7 +105,7 @@ def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str
 
 
 def _norms(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Gains of norms that lie next to the queries, but are not named."""
+    """Unnamed gains of norms next to the queries."""
     norms = [
         norm
         for plan in plans
@@ -153,7 +153,7 @@ def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
 
 
 def _misnamed(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Stacks whose name is at odds with what their configuration is about."""
+    """Stacks with a name at odds with the configuration."""
     settings, kind = str(checkpoint.config), checkpoint.config.get("model_type")
     for stack in {plan.stack for plan in plans}:
         if stack in SIGNS and not re.search(SIGNS[stack], settings):
