@@ -206,8 +206,8 @@ GUESSES = (
         names="dump export extract form forms matrices matrix save to_numpy w_qk write",
     ),
     _guess(
-        call="(a @ b.T).trace / (a.norm * b.norm) of two forms, or wqk.coupling(model[layer]), "
-        "which compares each head with the others' transposes",
+        call="wqk.coupling(model[layer]), which compares each head with the others' transposes; "
+        "the cosine of two forms a and b is (a @ b.T).trace / (a.norm * b.norm)",
         command="wqk diff A B has the cosine of corresponding forms; "
         "wqk show REF --layer L --coupling compares heads with transposes",
         names="cosine cosine_similarity head_similarity",
