@@ -123,6 +123,11 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
             lambda: wqk.logits(net), "wqk.logits(model, batch)", [lambda: wqk.logits(net, batch)]
         ),
         Advice(
+            lambda: wqk.logits(net),
+            "wqk.scan(ref, measures=['ceiling'])",
+            [lambda: wqk.scan("llama", measures=["ceiling"])],
+        ),
+        Advice(
             lambda: wqk.clip_(net, 100),
             "wqk.logits(model, batch)",
             [lambda: wqk.clip_(net, 100, wqk.logits(net, batch))],
@@ -175,11 +180,6 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
         ),
         Advice(
             lambda: wqk.report("llama"),
-            "wqk scan REF --report FILE.html",
-            [commands("scan REF --report FILE.html")],
-        ),
-        Advice(
-            commands("report REF -o FILE.html"),
             "wqk scan REF --report FILE.html",
             [commands("scan REF --report FILE.html")],
         ),

@@ -87,8 +87,8 @@ class Table(Shown):
         present = frame.columns
         if missing := [name for name in self.needed if name not in present]:
             raise TableError(
-                f"a {type(self).__name__} needs the columns {', '.join(missing)}, as wqk writes "
-                "them; other tables are read by polars or pandas"
+                f"a {type(self).__name__} needs the columns {', '.join(missing)}, which this table "
+                "lacks; other tables are read by polars or pandas"
             )
         columns = [*self.declared, *(column for column in self.further if column.name in present)]
         expressions = []
