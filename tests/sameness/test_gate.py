@@ -42,6 +42,14 @@ def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
     assert "stored interleaved" in str(suite.find("testcase/failure").get("message"))
 
 
+def test_an_error_replaces_the_report_of_an_earlier_run(folders: tuple[str, str]) -> None:
+    run("same", *folders, "--junit", "report.xml", exits=1)
+    run("same", folders[0], "nowhere", "--junit", "report.xml", exits=2)
+    suite = ElementTree.parse("report.xml").getroot()  # our own file
+    assert (suite.get("tests"), suite.get("errors"), suite.get("failures")) == ("1", "1", "0")
+    assert "nowhere" in str(suite.find("testcase/error").get("message"))
+
+
 def test_a_folder_is_the_same_as_its_tensors_without_their_configuration(tmp_path: Path) -> None:
     """The family of the bare tensors is guessed, without the output's tensor."""
     width = 16

@@ -260,22 +260,27 @@ def same(
       wqk same meta-llama/Llama-3.2-1B model-Q8_0.gguf --layers 0,-1
       wqk same parent ./merged --merged-with other-parent --all
     """
+    from wqk._files import write_atomically
     from wqk._style import check_picture, save_figure
     from wqk.cli import display
+    from wqk.errors import WqkError
+    from wqk.sameness import reports
     from wqk.sameness.same import same as compare
 
     ending = display.require_one_output(as_csv, None, as_json)
     if picture:
         check_picture(picture)
 
-    with display.bar("comparing", display.blocks_progress) as show_progress:
-        result = compare(reference, candidate, on_progress=show_progress, **options)
+    try:
+        with display.bar("comparing", display.blocks_progress) as show_progress:
+            result = compare(reference, candidate, on_progress=show_progress, **options)
+    except WqkError as error:
+        if junit:
+            write_atomically(junit, reports.junit_error(reference, candidate, str(error)))
+        raise
     display.show(result.to_dict(), result, as_json=as_json, ending=ending, rows=result)
     if junit:
-        from wqk._files import write_atomically
-        from wqk.sameness.reports import junit as junit_report
-
-        write_atomically(junit, junit_report(result))
+        write_atomically(junit, reports.junit(result))
     if picture:
         save_figure(result.plot(), picture)
         display.say(f"picture: {picture}")

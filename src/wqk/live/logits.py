@@ -53,21 +53,24 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
     @property
     def sentence(self) -> str:
-        """The logit of largest magnitude, and where."""
+        """The largest logit, and where; the one of largest magnitude, if that is negative."""
         if not self.blocks:
             return "no logits were measured"
 
-        def size(name: Place | str) -> float:
-            return float(np.max(np.abs(self.blocks[name].extreme_logit)))
+        name, head = _place_of_largest({key: block.max_logit for key, block in self.blocks.items()})
+        largest = self.blocks[name].max_logit[head]
+        clauses = [f"largest {self._titled(largest, name, head)}"]
+        sizes = {key: np.abs(block.extreme_logit) for key, block in self.blocks.items()}
+        name, head = _place_of_largest(sizes)
+        extreme = self.blocks[name].extreme_logit[head]
+        if extreme < 0:
+            clauses.append(f"of largest magnitude, the {self._titled(extreme, name, head)}")
+        return "; ".join([*clauses, counted(len(self.blocks), "block")])
 
-        name = max(self.blocks, key=size)
-        extreme_logit = self.blocks[name].extreme_logit
-        head = int(np.argmax(np.abs(extreme_logit)))
+    def _titled(self, logit: float, name: Place | str, head: int) -> str:
+        """Return a logit with the names of its block and head."""
         quantity = "score" if name in self.scores else "logit"
-        return (
-            f"largest {quantity} {extreme_logit[head]:.4g} ({title_of(name)}, head {head}); "
-            f"{counted(len(self.blocks), 'block')}"
-        )
+        return f"{quantity} {logit:.4g} ({title_of(name)}, head {head})"
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each layer, with the head None, and then for each of its heads."""
@@ -115,6 +118,12 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         if not self.blocks:
             return math.nan
         return float(np.max([np.max(block.max_logit) for block in self.blocks.values()]))
+
+
+def _place_of_largest(numbers: Mapping[Place | str, np.ndarray]) -> tuple[Place | str, int]:
+    """Return the block and the head of the largest of some numbers, (H,) for each block."""
+    name = max(numbers, key=lambda block: float(np.max(numbers[block])))
+    return name, int(np.argmax(numbers[name]))
 
 
 def _address_columns(name: Place | str) -> dict[str, Any]:

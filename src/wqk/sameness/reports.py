@@ -15,7 +15,12 @@ from wqk.sameness.verdicts import Verdict
 # Characters that XML 1.0 does not allow.
 NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 # Attributes of JUnit's suites that count cases, and the path of the elements to count.
-COUNTED = {"tests": "*", "failures": "*/failure", "skipped": "*/skipped"}
+COUNTED = {
+    "tests": "*",
+    "failures": "*/failure",
+    "errors": "*/error",
+    "skipped": "*/skipped",
+}
 
 
 def failure(comparison: CheckpointComparison) -> Iterator[str]:
@@ -42,10 +47,33 @@ def junit(comparison: CheckpointComparison) -> bytes:
 
     Parts that were not compared are skipped cases.
     """
-    title = in_xml(f"{comparison.reference} = {comparison.candidate}")
-    suite = ElementTree.Element("testsuite", name=title)
+    suite = _suite(comparison.reference, comparison.candidate)
     for case in _cases(comparison):
         _add_case(suite, case)
+    return _encoded(suite)
+
+
+def junit_error(reference: str, candidate: str, message: str) -> bytes:
+    """Return JUnit's XML with one case: the error that prevented a comparison.
+
+    Examples
+    --------
+    >>> b'errors="1"' in junit_error("a", "b", "b: no weights here")
+    True
+    """
+    suite = _suite(reference, candidate)
+    case = ElementTree.SubElement(suite, "testcase", classname="wqk.same", name="comparison")
+    ElementTree.SubElement(case, "error", message=in_xml(message))
+    return _encoded(suite)
+
+
+def _suite(reference: str, candidate: str) -> ElementTree.Element:
+    """Return an empty suite for the comparison of two models."""
+    return ElementTree.Element("testsuite", name=in_xml(f"{reference} = {candidate}"))
+
+
+def _encoded(suite: ElementTree.Element) -> bytes:
+    """Return a suite as XML, with the numbers of its cases."""
     for attribute, path in COUNTED.items():
         suite.set(attribute, str(len(suite.findall(path))))
     return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite)

@@ -90,7 +90,8 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     if table is not None and len(table) and own_rows.is_empty():
         raise TableError(
             f"{figure} places models by their size; of what was given it knows none: these are "
-            "checkpoints of queries and keys alone, no encoders or decoders, or other forms"
+            "checkpoints of queries and keys alone, no encoders or decoders, or other forms; set "
+            "the numbers of their parameters in the table's column 'parameters'"
         )
     frames = []
     for rows in (_published_rows(), own_rows):
