@@ -467,3 +467,18 @@ def test_all_tensors_of_a_conversion_are_found_whatever_they_are_called(tmp_path
     facts = dict(zip((name.replace(".", "__") for name in exchanged), added.values(), strict=True))
     exchanged_file = write(tmp_path / "c.gguf", attention, kind, **facts)
     assert not wqk.same(original, exchanged_file, everything=True)
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+def test_exchanged_layers_of_a_conversion_are_named(tmp_path: Path, kind: str) -> None:
+    """The layers' rows have another rotary order, and quantized ones are only nearly equal."""
+    original = hf("llama")
+    names = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(2)]
+    exchanged = dict(original._arrays)
+    exchanged[names[0]], exchanged[names[1]] = exchanged[names[1]], exchanged[names[0]]
+    file = write(tmp_path / "a.gguf", StateDict(exchanged, original.config, "llama"), kind)
+    comparison = wqk.same(original, file)
+    reasons = [cause.mismatch.reason for cause in comparison.causes]
+    assert len(reasons) == 2
+    for layer, reason in enumerate(reasons):
+        assert f"holds weights of layer {1 - layer}" in reason

@@ -26,11 +26,12 @@ from wqk.sameness.execution import Tensor, as_tensors
 from wqk.sameness.finders.all_finders import search
 from wqk.sameness.finders.tensors import OtherPlace
 from wqk.sameness.lora_merges import MergeScale
-from wqk.sameness.matching import same_numbers
+from wqk.sameness.matching import are_in_place, same_numbers
 from wqk.sameness.mismatches import Kind, Mismatch
 from wqk.sameness.permutations import Sizes
 from wqk.sameness.repairs import Change, Exchange, Step
 from wqk.sameness.stored_block import SIDES, ExpectedTensor, StoredBlock
+from wqk.sameness.tolerances import QUANTIZED_ALIKE
 from wqk.sameness.weight_pairs import (
     SCORED,
     AdapterEffect,
@@ -330,16 +331,17 @@ class BlockWeights:
         ``neighbors`` are the plans of the reference's other blocks.
         """
         role = self.tensors[pair.name].roles[0]
-        if (
-            not self._stored.has_same_layout
-            or role.use is not TensorUse.WEIGHT
-            or role.side not in SIDES
-        ):
+        if role.use is not TensorUse.WEIGHT or role.side not in SIDES:
             return None
         plan = self._plans[0]
         for neighbor in neighbors:
             name = self._counterpart(pair.name, neighbor)
-            if name is None or not self._holds(pair.name, name):
+            if name is None:
+                continue
+            is_held = self._holds(pair.name, name)
+            if not is_held and (pair.grid or not self._stored.has_same_layout):
+                is_held = self._holds_converted(pair, name, neighbor)
+            if not is_held:
                 continue
             if (neighbor.stack, neighbor.kind) == (plan.stack, plan.kind):
                 return OtherPlace(Kind.LAYER, f"weights of layer {neighbor.layer}")
@@ -370,6 +372,24 @@ class BlockWeights:
         return same_numbers(first_row, actual[:1]) and same_numbers(
             self._stored.read(0, source), actual
         )
+
+    def _holds_converted(self, pair: WeightPair, source: str, neighbor: AttentionPlan) -> bool:
+        """Return whether a weight is another block's, in the candidate's layout and rounding.
+
+        ``source`` is the reference's tensor in that block. The block is read only if the first
+        rows are nearly parallel: the first row of a head has the same place in all rotary orders.
+        """
+        info = self._checkpoints[0].tensors().get(source)
+        if info is None or info.shape != pair.actual.shape:
+            return False
+        first_row = self._stored.read(0, Part(source, ((0, 1),)))
+        if not are_in_place(first_row, pair.actual[:1], QUANTIZED_ALIKE):
+            return False
+        other_block = BlockWeights(self._checkpoints, (neighbor, self._plans[1]))
+        others = {other.name: other for other in other_block.pairs}
+        is_held = pair.name in others and others[pair.name].right
+        other_block.clear()
+        return is_held
 
     def find_folded_orders(self) -> list[WeightFinding]:
         """Find orders of rows that show once the norms before the weights are folded in."""
