@@ -25,7 +25,7 @@ from wqk._files import unwritable, write_atomically
 from wqk._machine import usable_cores
 from wqk._version import __version__
 from wqk.errors import CorpusError
-from wqk_lab.training.corpus.reading import TextSource, find_source
+from wqk_lab.training.corpus.reading import TextSource, ending, find_source
 from wqk_lab.training.corpus.settings import ALPHABET, VOCABULARY_SIZE, CorpusOptions
 from wqk_lab.training.corpus.store import SPLITS, TokenStore
 from wqk_lab.training.corpus.tokenizing import (
@@ -123,6 +123,8 @@ def build_corpus(
     options = options or CorpusOptions()
     target = Path(folder)
     sources = [find_source(str(text), options.subset, options.split) for text in texts]
+    if options.document is None:
+        options = replace(options, document=_usual_document(sources, options))
     if not sources:
         raise CorpusError("no text: expected files, folders, data sets or named corpora")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -151,6 +153,16 @@ def build_corpus(
             tokenizer=tokenizer.encode(),
             about={"sources": read, "options": options.about(), "wqk": __version__},
         )
+
+
+def _usual_document(sources: Sequence[TextSource], options: CorpusOptions) -> str:
+    """Return how plain text is split by default.
+
+    A file is a document. A single file is split into paragraphs, some of which can be held out.
+    """
+    files = [file for source in sources for file in source.files]
+    is_single = len(files) == len(sources) == 1 and ending(files[0]) == ".txt"
+    return "paragraph" if is_single and options.held_out != 0 else "file"
 
 
 def _documents(folder: Path) -> list[Path]:
@@ -204,7 +216,7 @@ def _shards(sources: Sequence[TextSource], options: CorpusOptions) -> Iterator[p
     shard: list[tuple[Any, ...]] = []
     end = SHARD
     for number, source in enumerate(sources):
-        for text in source.documents(options.field, options.document):
+        for text in source.documents(options.field, options.document or "file"):
             if documents >= most_documents or characters >= most_characters:
                 break
             if not text.strip():

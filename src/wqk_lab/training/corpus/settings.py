@@ -46,7 +46,7 @@ class CorpusOptions:
     field
         Column or field with the text.  [default: text]
     document
-        How plain text is split into documents.
+        How plain text is split into documents.  [default: file, or paragraph for a single file]
     subset
         Configuration of a Hub data set.
     split
@@ -69,7 +69,7 @@ class CorpusOptions:
     lower: bool | None = optional(flags="--lower/--cased")
     held_out: float | None = optional(metavar="SHARE|N")
     field: str | None = optional(metavar="NAME")
-    document: str = option(default="file", choices=("file", "paragraph", "line"))
+    document: str | None = optional(choices=("file", "paragraph", "line"))
     subset: str | None = optional(metavar="NAME")
     split: str | None = optional(metavar="NAME")
     max_documents: int | None = optional(least=1, metavar="N")

@@ -171,11 +171,26 @@ def test_a_document_without_a_token_is_its_separator(tmp_path: Path) -> None:
 def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("one\n\ntwo\n\nthree\n")
     with pytest.raises(CorpusError, match=r"1 different document, .*document=paragraph"):
-        build_corpus([tmp_path / "book.txt"], tmp_path / "store")
+        build_corpus([tmp_path / "book.txt"], tmp_path / "store", CorpusOptions(document="file"))
     options = CorpusOptions(text="characters", document="paragraph")
     made = build_corpus([tmp_path / "book.txt"], tmp_path / "store", options)
     assert len(documents(made, "train")) == 2
     assert len(documents(made, "held_out")) == 1
+
+
+def test_a_single_text_is_split_into_paragraphs(tmp_path: Path) -> None:
+    for name in ("book.txt", "letter.txt"):
+        (tmp_path / name).write_text("one\n\ntwo\n\nthree\n")
+    usual = CorpusOptions(text="characters")
+    made = build_corpus([tmp_path / "book.txt"], tmp_path / "a", usual)
+    assert made.about["options"]["document"] == "paragraph"
+    assert len(documents(made, "train")) + len(documents(made, "held_out")) == 3
+    whole = CorpusOptions(text="characters", held_out=0)
+    assert (
+        len(documents(build_corpus([tmp_path / "book.txt"], tmp_path / "b", whole), "train")) == 1
+    )
+    texts = [tmp_path / "book.txt", tmp_path / "letter.txt"]
+    assert len(documents(build_corpus(texts, tmp_path / "c", whole), "train")) == 2
 
 
 SHARE = r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"
