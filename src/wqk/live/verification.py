@@ -263,7 +263,8 @@ def verify(
 
     Where the family is guessed, positions and scale are not known: if they are not none and the
     usual one, only the products of queries and keys are compared. A guess about a module in memory
-    that is found right is taken by all functions from then on.
+    that is found right is taken by all functions from then on; of a module whose number of heads
+    was given, they take the opened model.
 
     Needs PyTorch and transformers (``pip install '.[train]'``).
 
