@@ -386,8 +386,8 @@ class BlockWeights:
         if not are_in_place(first_row, pair.actual[:1], QUANTIZED_ALIKE):
             return False
         other_block = BlockWeights(self._checkpoints, (neighbor, self._plans[1]))
-        others = {other.name: other for other in other_block.pairs}
-        is_held = pair.name in others and others[pair.name].right
+        pairs = {other.name: other for other in other_block.pairs}
+        is_held = pair.name in pairs and pairs[pair.name].right
         other_block.clear()
         return is_held
 
