@@ -80,10 +80,11 @@ def pair(browser: Any, folder: Any) -> Any:
 
 
 def curves(page: Any, section: str, figure: int = 0) -> dict[str, Any]:
-    """The named curves that a figure shows: their values."""
+    """The named curves that a figure shows once it follows the last choice: their values."""
     page.evaluate("id => document.getElementById(id).scrollIntoView()", section)
     page.wait_for_function(
-        "([id, i]) => document.querySelectorAll(`#${id} .plot`)[i]?.data", arg=[section, figure]
+        "([id, i]) => document.querySelectorAll(`#${id}:not([aria-busy]) .plot`)[i]?.data",
+        arg=[section, figure],
     )
     traces = page.evaluate(
         "([id, i]) => document.querySelectorAll(`#${id} .plot`)[i].data"

@@ -50,6 +50,14 @@ let timer;
 function drawSection(id) {
   stale.delete(id);
   DRAW[id](chosen);
+  document.getElementById(id).removeAttribute('aria-busy');
+}
+
+/** Marks a section whose figures do not show the choices yet. */
+function expire(id) {
+  if (!drawable.has(id)) return;
+  stale.add(id);
+  document.getElementById(id).setAttribute('aria-busy', 'true');
 }
 
 /** Draws the sections in view now, and the others when the page has nothing else to do. */
@@ -72,9 +80,7 @@ function drawNext() {
 /** Redraws the figures of these sections after a choice. */
 function choose(change, sections = Object.keys(DRAW)) {
   Object.assign(chosen, change);
-  for (const id of sections) {
-    if (drawable.has(id)) stale.add(id);
-  }
+  sections.forEach(expire);
   drawSeen();
 }
 
