@@ -34,7 +34,7 @@ HEAD = """\
 `wqk` reads {types} model types in {families} families, and composite models with parts of these
 types. The tables below are folded; the box above opens the rows that contain its words. For a
 checkpoint of your own, `wqk explain REF` shows the family, and `wqk verify REF` compares the forms
-with the running model.
+with the running model. `wqk models` prints the list in a terminal, `wqk models WORD` a part of it.
 
 Each model type of transformers {version} was tested: a tiny random model was built, saved and run.
 The products of queries and keys that the model computed were compared, at distance 0, with the

@@ -15,6 +15,7 @@ from .forms.scores import symmetry_null as symmetry_null
 from .inspecting.composition import CompositionTable as CompositionTable
 from .inspecting.composition import compose as compose
 from .inspecting.explanation import explain as explain
+from .inspecting.model_list import models as models
 from .inspecting.showing import show as show
 from .inspecting.tokens import match_tokens as match_tokens
 from .kinship.kin import kin as kin

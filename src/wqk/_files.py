@@ -97,6 +97,14 @@ def json_line(record: Mapping[str, Any]) -> bytes:
         return json.dumps(dict(record)).encode() + b"\n"
 
 
+def exists(path: Path) -> bool:
+    """Return whether a path exists; a path that the system rejects does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def require_file(path: Path, error: type[WqkError]) -> None:
     """Raise the given error for a pipe or a device, which may never end."""
     with contextlib.suppress(OSError, ValueError):

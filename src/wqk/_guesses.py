@@ -290,12 +290,11 @@ GUESSES = (
         names="completion completions install_completion",
     ),
     _guess(call="", command="wqk scan REF --out scores.tex writes LaTeX", names="latex tex"),
-    _guess(call="", command="wqk --version prints the version", names="version"),
     _guess(
         call="",
-        command="the page Models lists the model types; wqk explain REF shows what is found in "
-        "one checkpoint",
-        names="architectures families list_models models supported",
+        command="wqk models lists the model types that are read, wqk --help the commands, and "
+        "wqk explain REF the tensors of a checkpoint",
+        names="list",
     ),
     _guess(
         call="",
@@ -400,19 +399,80 @@ class OptionGuess(NamedTuple):
     advice
         A clause for verbs with one of these options; by default its name. Without ``options``, it
         holds for every verb.
+    verb
+        The only verb that the guess holds for; empty for all verbs.
     """
 
     names: tuple[str, ...]
     options: tuple[str, ...]
     advice: str
+    verb: str = ""
 
 
-def _option_guess(names: str, options: str = "", advice: str = "") -> OptionGuess:
+def _option_guess(names: str, options: str = "", advice: str = "", verb: str = "") -> OptionGuess:
     """Return a guess whose names and options are separated by spaces."""
-    return OptionGuess(tuple(names.split()), tuple(options.split()), advice)
+    return OptionGuess(tuple(names.split()), tuple(options.split()), advice, verb)
 
 
 OPTION_GUESSES = (
+    # Guesses of one verb.
+    _option_guess(
+        "--summary --summarize --median --medians --mean --quantiles --quartiles --stats",
+        advice="--json prints medians and quartiles under summary: "
+        "wqk scan REF --json | jq '.summary[].symmetry_median'",
+        verb="scan",
+    ),
+    _option_guess(
+        "--metric --metrics --measure --measures --score --scores",
+        advice="symmetry and directionality are always scored; --full prints every score, and "
+        "--spectrum or --ceiling adds measures",
+        verb="scan",
+    ),
+    _option_guess(
+        "--tensors --names --files --size --sizes --bytes --shapes --layers --layer",
+        advice="the table lists tensors, layers and bytes, and --json also their shapes",
+        verb="explain",
+    ),
+    _option_guess(
+        "--token --word --from --source --id",
+        advice="--query TOKEN lists the keys of one token, --key TOKEN its queries",
+        verb="tokens",
+    ),
+    _option_guess(
+        "--all --every --all-layers --all-heads",
+        advice="one layer is drawn; wqk scan REF --picture FILE draws all layers, and "
+        "wqk report REF all matrices",
+        verb="show",
+    ),
+    _option_guess(
+        "--picture --plot --figure --png",
+        advice="wqk scan RUN --picture FILE draws the steps that are there",
+        verb="watch",
+    ),
+    _option_guess(
+        "--text --data --dataset --texts",
+        advice="a text becomes a token store first: wqk lab corpus TEXT -o STORE; then "
+        "wqk lab train --corpus STORE -o RUN",
+        verb="train",
+    ),
+    _option_guess(
+        "--exact --strict --bitwise --allclose",
+        advice="the comparison is exact up to the rounding of the number types; --all compares "
+        "every other tensor too, and --tolerance X accepts differences",
+        verb="same",
+    ),
+    _option_guess(
+        "--top --limit -n -k",
+        advice="--heads prints the rows of all heads, and -o FILE.csv writes them",
+        verb="diff",
+    ),
+    _option_guess(
+        "--encoder --decoder --model",
+        advice="both models are scanned; wqk scan scores one of the folders that "
+        'wqk.demo_model("encoder") and wqk.demo_model("decoder") name in Python',
+        verb="demo",
+    ),
+    # Guesses of all verbs that have an option with the effect.
     _option_guess("--latex --tex --to-latex", "--out", "--out FILE.tex writes LaTeX"),
     _option_guess("--markdown --md", "--out", "--out FILE.md writes Markdown"),
     _option_guess("--parquet --arrow", "--out", "--out FILE.parquet writes Parquet"),
@@ -421,6 +481,7 @@ OPTION_GUESSES = (
     _option_guess("--html --report --log", "--junit", "--junit FILE.xml writes a report"),
     _option_guess("--xml --junit-xml --junitxml", "--junit"),
     _option_guess("--tsv --table --to-csv", "--csv"),
+    _option_guess("--csv --tsv", "--json", "--json prints all values"),
     _option_guess("--as-json --to-json", "--json"),
     # The options of verbs that write tables in every format; others have only two formats.
     _option_guess(
@@ -441,7 +502,7 @@ OPTION_GUESSES = (
     ),
     _option_guess(
         "--plot --figure --fig --png --pdf --svg --image --img --draw --chart --save-plot "
-        "--visualize --heatmap -p",
+        "--visualize -p",
         "--picture --out",
     ),
     _option_guess(
@@ -479,7 +540,7 @@ OPTION_GUESSES = (
     ),
     _option_guess("--limit --max --rows --num --topk --top-k --first --n -k -n", "--top"),
     _option_guess(
-        "--ascending --desc --descending --reverse --tail -r",
+        "--asc --ascending --desc --descending --reverse --tail -r",
         "--sort",
         "--sort prints the largest values first; --csv prints all rows for other orders",
     ),
@@ -501,7 +562,12 @@ OPTION_GUESSES = (
     _option_guess("--threshold --outlier --outliers --sigma --std", "--gamma"),
     _option_guess("--tol --atol --rtol --eps --epsilon", "--tolerance"),
     _option_guess("--k --q --v --side", "--kind", "--kind k chooses the side: q, k, v or all"),
-    _option_guess("--map --heat-map --matrix", "--matrix --picture"),
+    _option_guess(
+        "--map --heat-map --heatmap",
+        "--matrix",
+        "--matrix --picture FILE draws a map of all pairs",
+    ),
+    _option_guess("--matrix", "--picture"),
     _option_guess("--rev --branch --commit --tag", "--revision"),
     _option_guess(
         "--config",
@@ -569,7 +635,29 @@ OPTION_GUESSES = (
 )
 
 
-def option_advice(name: str, usages: Mapping[str, str]) -> str:
+# Advice on a call that lacks an argument or an option.
+MISSING = {
+    "train": "a new run also has a token store: wqk lab train --corpus STORE --out RUN; "
+    "wqk lab corpus TEXT -o STORE makes one of a text",
+}
+# Advice on words that follow the arguments of a verb.
+EXTRA_ARGUMENTS = {
+    "explain": "of two checkpoints, wqk same A B names the difference, and wqk scan A B scores "
+    "both",
+    **dict.fromkeys(
+        ("show", "tokens", "compose", "verify", "parts"),
+        "one checkpoint at a time; wqk scan A B scores several",
+    ),
+    "diff": "two checkpoints at a time; wqk scan A B C scores several",
+    "kin": "two models at a time; wqk scan A B C scores several",
+    "same": "a merged model has further parents: --merged-with REF",
+    "watch": "one run at a time; wqk scan RUN RUN scores the steps of several",
+    "train": "a text becomes a token store first: wqk lab corpus TEXT -o STORE; then "
+    "wqk lab train --corpus STORE -o RUN",
+}
+
+
+def option_advice(name: str, usages: Mapping[str, str], verb: str = "") -> str:
     """Return a clause for an option that a verb lacks; empty if nothing is known of it.
 
     Parameters
@@ -578,6 +666,8 @@ def option_advice(name: str, usages: Mapping[str, str]) -> str:
         The option that was typed.
     usages
         By option of the verb, the option with its value: ``--picture FILE``.
+    verb
+        Name of the verb.
 
     Examples
     --------
@@ -588,7 +678,7 @@ def option_advice(name: str, usages: Mapping[str, str]) -> str:
     ('', '--out FILE.tex writes LaTeX')
     """
     for guess in OPTION_GUESSES:
-        if name not in guess.names:
+        if name not in guess.names or guess.verb not in ("", verb):
             continue
         if not guess.options:
             return guess.advice

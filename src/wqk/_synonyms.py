@@ -18,6 +18,8 @@ _VERBS_AND_FUNCTIONS = {
     **dict.fromkeys(("lineage", "related"), "kin"),
     **dict.fromkeys(("changes", "delta", "difference"), "diff"),
     **dict.fromkeys(("token_pairs", "top_tokens"), "tokens"),
+    **dict.fromkeys(("architectures", "list_models", "model_types"), "models"),
+    **dict.fromkeys(("supported", "supported_models"), "models"),
 }
 
 # Functions of the package, by their synonyms.
@@ -264,13 +266,15 @@ VERBS = {
     # A scan has a row for each layer and step of a run, and ranks a checkpoint.
     **dict.fromkeys(("evolution", "timeline", "trajectory", "typical"), VerbSynonym("scan")),
     # In Python, these are packages and modules.
+    "families": VerbSynonym("models"),
     "differences": VerbSynonym("diff"),
     "kinship": VerbSynonym("kin"),
     # Options of a verb as verbs.
     **{name: VerbSynonym("scan", (f"--{name}",)) for name in ("bands", "ceiling", "spectrum")},
     "ceilings": VerbSynonym("scan", ("--ceiling",)),
     "heads": VerbSynonym("scan", ("--heads",)),
-    "head": VerbSynonym("scan", ("--heads",)),
+    # One head is looked at with its singular values.
+    "head": VerbSynonym("scan", ("--heads", "--spectrum")),
     "coupling": VerbSynonym("show", ("--coupling",)),
     "directions": VerbSynonym("tokens", ("--directions",)),
     **dict.fromkeys(("fix", "repair"), VerbSynonym("same", out="--repair")),
@@ -292,12 +296,15 @@ OPTIONS: dict[str, Sequence[str]] = {
     "--to-csv": ("--csv",),
     **dict.fromkeys(("--plot", "--figure", "--save-plot"), ("--picture",)),
     "--html": ("--report",),
+    "-l": ("--layer",),
     "--layer": ("--layers",),
     **dict.fromkeys(("--all-heads", "--by-head", "--per-head"), ("--heads",)),
     **dict.fromkeys(("--num-workers", "--workers", "--processes", "-j"), ("--jobs",)),
     **dict.fromkeys(("--limit", "--topk", "--top-k", "-k", "-n"), ("--top",)),
     **dict.fromkeys(("--sort-by", "--order-by"), ("--sort",)),
     **dict.fromkeys(("--fold-ln", "--fold-norms"), ("--fold-norm",)),
+    **dict.fromkeys(("--svd", "--singular-values"), ("--spectrum",)),
+    **dict.fromkeys(("--interval", "--poll"), ("--every",)),
     **dict.fromkeys(("--tol", "--atol", "--rtol"), ("--tolerance",)),
     "--base-model": ("--base",),
     "--ov": ("--circuit", "ov"),

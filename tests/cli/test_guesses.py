@@ -62,10 +62,29 @@ def test_every_option_that_advice_names_exists() -> None:
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["explain", ENCODER, "--latex"], "No such option '--latex'"),
+        (["explain", ENCODER, "--latex"], "printed as CSV or JSON, and not as .tex"),
+        (["explain", ENCODER, "--format", "xlsx"], "and there is no other"),
+        (["explain", ENCODER, DECODER], "wqk same A B names the difference"),
+        (["explain", ENCODER, "--tensors"], "the table lists tensors, layers and bytes"),
+        (["scan", ENCODER, "--median"], "jq '.summary[].symmetry_median'"),
+        (["scan", ENCODER, "--metric", "symmetry"], "symmetry and directionality are always"),
+        (["scan", ENCODER, "--hedas"], "did you mean --heads?"),
+        (["diff", ENCODER, DECODER, "--junit", "a.xml"], "command same has this option"),
+        (["--json", "scan", ENCODER], "--json follows the verb: command scan REF... --json"),
+        (["--verbose", "scan", ENCODER], "did you mean --full?"),
+        (["tokens", INDUCTION, "--token", "5"], "--query TOKEN lists the keys of one token"),
+        (["show", ENCODER, "--all"], "wqk scan REF --picture FILE draws all layers"),
+        (["tokens", ENCODER], "Missing --layer, --head: command tokens REF --layer L --head H"),
+        (["lab", "corpus"], "Missing TEXT..., -o: command lab corpus TEXT... -o DIR"),
+        (["lab", "train"], "wqk lab corpus TEXT -o STORE makes one of a text"),
+        (["lab", "train", "--text", "a.txt"], "a text becomes a token store first"),
+        (["lab", "speedup", "--csv"], "--json prints all values"),
+        (["compose", INDUCTION, "--heatmap", "a.png"], "--matrix --picture FILE draws a map"),
+        (["same", ENCODER, DECODER, "-o", "fixed"], "--repair FOLDER writes a repaired copy"),
+        (["models", ENCODER], f"wqk explain {ENCODER} shows its type"),
+        (["list"], "wqk models lists the model types that are read"),
         (["scan", ENCODER, "--quiet"], "2>/dev/null leaves only the result"),
         (["scan", ENCODER, "--format", "xlsx"], "--csv and --json print these formats, and --out"),
-        (["explain", ENCODER, "--format", "latex"], "--csv and --json print these formats, and th"),
         (["scan", ENCODER, "--png", "a.png"], "did you mean --picture FILE?"),
         (["scan", ENCODER, "--block", "1"], "did you mean --layers L,L:M?"),
         (["show", ENCODER, "--layers", "1"], "did you mean --layer L?"),
@@ -90,7 +109,6 @@ def test_every_option_that_advice_names_exists() -> None:
         (["lab", "train", "decoder", "-o", "run"], "Missing option '--corpus'"),
         (["scan", ENCODER, "--reverse"], "--sort prints the largest values first"),
         (["diff", ENCODER, DECODER, "--sort", "moved"], "sort the rows of --csv"),
-        (["models"], "the page Models lists the model types"),
         ([str(ENCODER)], f"did you mean wqk scan {ENCODER}?"),
         (["same", ENCODER, ENCODER, "--repair", "-o", "a"], "expected a path, got the option '-o'"),
         (["scan", ENCODER, "--heads", "a", "1"], "An option that is a switch, such as --heads"),
@@ -103,7 +121,71 @@ def test_every_option_that_advice_names_exists() -> None:
 def test_a_guess_leads_to_the_right_call(arguments: list[str], advice: str) -> None:
     stderr = run(*arguments, exits=2).stderr
     assert advice in stderr
-    assert stderr.count("Error:") == 1
+    assert stderr.count("Error:") + stderr.count("wqk: ") == 1
+
+
+def test_a_dissimilar_option_is_not_suggested() -> None:
+    message = run("verify", ENCODER, "--seeds-of-doubt", exits=2).stderr
+    assert message.endswith("No such option '--seeds-of-doubt'\n")
+
+
+def test_a_path_with_spaces_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ENCODER, tmp_path / "my models" / "the encoder")
+    message = run("scan", "my", "models/the", "encoder", exits=2).stderr
+    assert "quote it: 'my models/the encoder'" in message
+    message = run("same", "my", "models", ENCODER, exits=2).stderr
+    assert "quote it: 'my models'" in message
+    assert "d 128" in run("scan", "my models/the encoder").stdout
+    (tmp_path / "my").symlink_to(ENCODER)
+    assert "quote it" not in run("scan", "my", "models/the", exits=2).stderr
+
+
+@pytest.mark.parametrize("line", [["scan", "help"], ["version"], ["-V"], ["--version"]])
+def test_words_for_help_and_for_the_version(line: list[str]) -> None:
+    expected = "Usage: command scan" if "help" in line else f"wqk, version {wqk.__version__}"
+    assert run(*line).stdout.startswith(expected)
+
+
+def test_model_types_are_listed(tmp_path: Path) -> None:
+    everything = json.loads(run("models", "--json").stdout)["types"]
+    names = [row["model_type"] for row in everything]
+    assert names == sorted({*names})
+    assert {"bert", "llama", "gguf-llama", "qwen2_vl"} <= {*names}
+    rows = [*csv.DictReader(io.StringIO(run("families", "Modern-BERT", "--csv").stdout))]
+    assert {"modernbert", "modernbert-decoder"} <= {row["model_type"] for row in rows}
+    assert "llama" not in {row["model_type"] for row in rows}
+    (refused,) = (row for row in everything if row["model_type"] == "axk2")
+    assert "no one matrix" in refused["refusal"]
+    (composite,) = (row for row in everything if row["model_type"] == "paligemma")
+    assert composite["family"] == "gemma + siglip-vision"
+    assert "guessed from the names" in run("models", "no-such-type").stdout
+    file = tmp_path / "types.json"
+    run("models", "gpt2", "-o", file)
+    assert json.loads(file.read_text())["types"] == [
+        row for row in everything if "gpt2" in row["model_type"] + row["family"]
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", ENCODER],
+        ["tokens", INDUCTION, "--layer", "1", "--head", "0"],
+        ["kin", ENCODER, DECODER],
+        ["same", ENCODER, ENCODER],
+        ["lab", "claims"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_results_are_written_as_csv_and_json(tmp_path: Path, arguments: list[str]) -> None:
+    table, values = tmp_path / "result.csv", tmp_path / "result.json"
+    run(*arguments, "-o", table)
+    assert table.read_text("utf-8") == run(*arguments, "--csv").stdout
+    assert run(*arguments, "-o", "-").stdout == table.read_text("utf-8")
+    run(*arguments, "--out", values)
+    assert json.loads(values.read_text("utf-8")) == json.loads(run(*arguments, "--json").stdout)
+    assert "a result is written as .csv, .json" in run(*arguments, "-o", "a.txt", exits=2).stderr
 
 
 def test_a_checkpoint_is_reported_and_a_table_drawn(tmp_path: Path) -> None:
@@ -187,8 +269,11 @@ def test_out_has_a_short_name_everywhere(name: str, verb: click.Command) -> None
         ["diff", ENCODER, ENCODER],
         ["kin", ENCODER, DECODER],
         ["same", ENCODER, ENCODER],
+        ["models", "bert"],
+        ["lab", "atlas"],
+        ["lab", "claims"],
     ],
-    ids=lambda arguments: arguments[0],
+    ids=lambda arguments: arguments[-1] if arguments[0] == "lab" else arguments[0],
 )
 def test_csv_is_printed_by_every_verb(arguments: list[str]) -> None:
     rows = list(csv.DictReader(io.StringIO(run(*arguments, "--csv").stdout)))
@@ -288,7 +373,11 @@ def words(*arguments: object) -> list[str]:
         ("plot X --save a.png --heads", "scan X --picture a.png --heads"),
         ("plot X 0.1 -o a.png", "show X --layer 0 --head 1 -o a.png"),
         ("plot X --head 0.1 -o a.png", "show X --layer 0 --head 1 -o a.png"),
-        ("head X L5H11", "scan X --layers 5 --head 11 --heads"),
+        ("head X L5H11", "scan X --layers 5 --head 11 --heads --spectrum"),
+        ("scan X -l 2", "scan X --layers 2"),
+        ("show X -l 2", "show X --layer 2"),
+        ("scan X --svd", "scan X --spectrum"),
+        ("watch X --interval 5", "watch X --every 5"),
         ("scan X 5 1", "scan X --layers 5 --head 1"),
         ("spectrum X --layer 5", "scan X --layers 5 --spectrum"),
         ("coupling X 0", "show X --layer 0 --coupling"),

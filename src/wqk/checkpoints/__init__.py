@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Unpack
 
+from wqk._files import exists
 from wqk.checkpoints.adapters import CONFIG, AdaptedCheckpoint, NotAnAdapter, read_adapter
 from wqk.checkpoints.bucket_folders import bucket_has_weights, open_bucket_folder
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.formats import ENDINGS, exists, has_weights, local_folder, open_local
+from wqk.checkpoints.formats import ENDINGS, has_weights, local_folder, open_local
 from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub
 from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.web import open_url

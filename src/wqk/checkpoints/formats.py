@@ -165,14 +165,6 @@ def beside(path: Path) -> str:
         return ""
 
 
-def exists(path: Path) -> bool:
-    """Return whether a path exists; a path that the system rejects does not."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
 ENDINGS = (".safetensors", *ARCHIVES, ".gguf")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 from urllib.parse import unquote
 
+from wqk._files import exists
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.formats import (
     ENDINGS,
     Folder,
     beside,
-    exists,
     local_folder,
     open_local,
     read_folder,

@@ -18,9 +18,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
+from wqk._files import check_output
 from wqk.storage.references import without_secrets
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from wqk._console import Result
     from wqk.checkpoints import Checkpoint
     from wqk.scanning.scan import Progress as ScanProgress
@@ -227,19 +230,51 @@ def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
     return ending
 
 
-def print_table(result: Result | Table, ending: str) -> None:
+def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
     """Print all rows of a result as ``--out`` writes them to a file with this ending."""
-    from wqk._console import csv_of_frame
+    from wqk._console import Result, csv_of_frame
     from wqk.tables.score_table import Table
     from wqk.tables.writers import WRITERS
 
     if isinstance(result, Table):
         content = WRITERS[ending](result)
     elif ending == ".csv":
-        content = csv_of_frame(result.frame)
+        content = csv_of_frame(result.frame if isinstance(result, Result) else result)
     else:
         raise click.UsageError(f"the result is printed as CSV or JSON, and not as {ending}")
     sys.stdout.write(printable(content.decode()))
+
+
+# Endings of files for the results of verbs that are no tables of scores.
+RESULT_ENDINGS = (".csv", ".json")
+
+
+def result_output(as_csv: bool, out: Path | None, as_json: bool) -> tuple[str, Path | None]:
+    """Check the outputs of a result; return the ending on standard output, and the file.
+
+    Raises
+    ------
+    UsageError
+        Two formats were requested on standard output, or LaTeX or Markdown.
+    OutputError
+        The file cannot be written.
+    """
+    ending = require_one_output(as_csv, out, as_json)
+    if ending not in ("", ".csv"):
+        raise click.UsageError(f"the result is printed as CSV or JSON, and not as {ending}")
+    if out is None or is_standard_output(out):
+        return ending, None
+    check_output(out, "a result", RESULT_ENDINGS)
+    return ending, out
+
+
+def write_result(result: Result, out: Path) -> None:
+    """Write the rows of a result as ``.csv``, or all its values as ``.json``."""
+    if out.suffix == ".json":
+        result._to_json(out)
+    else:
+        result._to_csv(out)
+    say(f"result: {out}")
 
 
 def print_object(value: Mapping[str, Any]) -> None:

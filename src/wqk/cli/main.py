@@ -17,9 +17,11 @@ import ast
 import contextlib
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,7 +31,7 @@ from typing import Any
 
 import click
 
-from wqk._guesses import COMMANDS, option_advice
+from wqk._guesses import COMMANDS, EXTRA_ARGUMENTS, MISSING, option_advice
 from wqk._synonyms import VERBS
 from wqk._version import __version__
 from wqk.cli.limits import too_small
@@ -58,6 +60,12 @@ ENVIRONMENT = {
     ),
     "SOURCE_DATE_EPOCH": (r"\d{1,11}", "seconds since 1970"),
 }
+# Words of one path, besides the first, that a forgotten quote has separated.
+MOST_SPACES = 8
+
+# An unknown option is a misspelling of an option that is at least this similar.
+ALIKE = 0.75
+
 # Invalid values of these variables end or silence the process without an error. All others are
 # checked only after an unexpected error.
 CHECKED_FIRST = ("POLARS_MAX_THREADS", "COLUMNS")
@@ -143,10 +151,33 @@ class Boundary(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options before the verb; an unknown one gets advice."""
+        arguments = [*args]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise _advised(error) from None
+            raise self._before_verb(error, arguments) from None
+
+    def _before_verb(
+        self, error: click.NoSuchOption, arguments: Sequence[str]
+    ) -> click.NoSuchOption:
+        """Return the error of an option before the verb; one that the verb has follows the verb."""
+        verb = next((word for word in arguments if word in self.verbs), None)
+        if verb is None:
+            return _advised(error)
+        command = self.verbs[verb]
+        if isinstance(command, click.Group):
+            return _advised(error)
+        context = click.Context(command, info_name=verb, parent=error.ctx)
+        for option in command.params:
+            if isinstance(option, click.Option) and error.option_name in option.opts:
+                usage = [
+                    word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"
+                ]
+                value = [] if option.is_flag else [option.make_metavar(context)]
+                call = " ".join([context.command_path, *usage, error.option_name, *value])
+                message = f"{error.option_name} follows the verb: {call}"
+                return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
+        return _advised(click.NoSuchOption(error.option_name, ctx=context))
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
@@ -154,6 +185,13 @@ class Boundary(click.Group):
         """Find a verb. Names of the laboratory's verbs and of Python functions get advice."""
         name, verb, arguments = self._resolved(context, arguments)
         if verb is not None and not isinstance(verb, click.Group):
+            if arguments == ["help"] and not Path("help").exists():
+                arguments = ["--help"]
+            if path := _unquoted_path(arguments):
+                raise click.UsageError(
+                    f"{path}: a path with spaces; expected one word, got several; quote it: "
+                    f"{shlex.quote(path)}"
+                )
             arguments = reworded(verb, arguments)
         return name, verb, arguments
 
@@ -170,6 +208,8 @@ class Boundary(click.Group):
             in_laboratory = with_figure_name(self._meant(arguments, LABORATORY))
             if arguments[0] not in self.verbs and in_laboratory[0] in LABORATORY:
                 return super().resolve_command(context, ["lab", *in_laboratory])
+        if arguments[0] == "version" and context.parent is None:
+            _show_version(context, None, requested=True)
         if arguments[0] == "help" and context.parent is None:
             topic = arguments[1:2] or ["--help"]
             return self.resolve_command(context, [*topic, *["--help"][: len(arguments) - 1]])
@@ -225,8 +265,8 @@ class Boundary(click.Group):
             is_first = "; expected" not in error.message
             if is_first and error.message.startswith("Got unexpected extra argument"):
                 error.message += _expected_call(getattr(error, "ctx", None))  # type: ignore[misc]
-            if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-                error.message = _example_of(error.param, error.ctx)  # type: ignore[misc]
+            if isinstance(error, click.MissingParameter):
+                error = _all_missing(error)
             error.message = without_secrets(error.message)  # type: ignore[misc]
             raise error from None
         except BrokenPipeError:
@@ -272,42 +312,99 @@ class Boundary(click.Group):
         return message
 
 
-def _example_of(option: click.Option, context: click.Context | None) -> str:
-    """Return the description of a missing option, and the call with the option."""
-    description = first_sentence(option.help or "").rstrip(".")
+def _all_missing(error: click.MissingParameter) -> click.UsageError:
+    """Return the error with every parameter that is missing, and the call that has them all."""
+    context = error.ctx
     if context is None:
-        return description
+        return error
+    # click reads the parameters that were given first, and stops at the first that is missing.
+    needed = [parameter for parameter in context.command.params if parameter.required]
+    missing = [parameter for parameter in needed if parameter.name not in context.params]
     arguments = [
         parameter.make_metavar(context)
         for parameter in context.command.params
         if isinstance(parameter, click.Argument)
     ]
-    call = [context.command_path, *arguments, option.opts[-1], option.make_metavar(context)]
-    return f"{description}: {' '.join(call)}"
+    options = [
+        f"{parameter.opts[-1]} {parameter.make_metavar(context)}"
+        for parameter in needed
+        if isinstance(parameter, click.Option)
+    ]
+    call = " ".join([context.command_path, *arguments, *options])
+    advice = MISSING.get(context.command.name or "", "")
+    further = f"; {advice}" if advice else ""
+    if len(missing) > 1:
+        names = [
+            parameter.opts[-1]
+            if isinstance(parameter, click.Option)
+            else parameter.make_metavar(context)
+            for parameter in missing
+        ]
+        return click.UsageError(f"Missing {', '.join(names)}: {call}{further}", ctx=context)
+    description = ""
+    if isinstance(error.param, click.Option):
+        description = first_sentence(error.param.help or "").rstrip(".") + ": "
+    error.message = f"{description}{call}{further}"  # type: ignore[misc]
+    return error
+
+
+def _unquoted_path(words: Sequence[str]) -> str | None:
+    """Return the path that several words make if they are joined by spaces; None if none does."""
+    from wqk._files import exists
+
+    plain = [word for word in words if not word.startswith("-")]
+    for first, word in enumerate(plain):
+        if exists(Path(word)):
+            continue
+        for end in range(first + 2, first + 2 + MOST_SPACES):
+            path = " ".join(plain[first:end])
+            if end <= len(plain) and exists(Path(path)):
+                return path
+    return None
 
 
 def _expected_call(context: click.Context | None) -> str:
-    """Return the end of a message on unexpected arguments: the call of the verb."""
+    """Return the end of a message on unexpected arguments: the call of the verb, and advice."""
     if context is None:
         return ""
     call = [context.command_path, *context.command.collect_usage_pieces(context)]
-    return f"; expected {' '.join(call)}"
+    advice = EXTRA_ARGUMENTS.get(context.command.name or "", "")
+    return "".join(f"; {clause}" for clause in (f"expected {' '.join(call)}", advice) if clause)
 
 
 def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
     """Return the error with the option that was probably meant, in place of click's suggestions."""
     usages: dict[str, str] = {}
+    verb = error.ctx.command.name or "" if error.ctx else ""
     if error.ctx:
         for parameter in error.ctx.command.params:
             usages |= dict.fromkeys(parameter.opts, "")
             if isinstance(parameter, click.Option):
                 value = "" if parameter.is_flag else f" {parameter.make_metavar(error.ctx)}"
                 usages |= {option: f"{option}{value}" for option in parameter.opts}
-    advice = option_advice(error.option_name, usages)
-    if not advice:
+    name = error.option_name
+    if error.message and "; " in error.message:  # it has advice already
         return error
-    message = f"No such option '{error.option_name}'; {advice}"
-    return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
+    advice = option_advice(name, usages, verb)
+    if not advice and (similar := get_close_matches(name, usages, n=1, cutoff=ALIKE)):
+        advice = f"did you mean {usages[similar[0]] or similar[0]}?"
+    if not advice and (verbs := _verbs_with(name, error.ctx)):
+        advice = f"{' and '.join(verbs)} {'has' if len(verbs) == 1 else 'have'} this option"
+    message = "; ".join(filter(None, [f"No such option '{name}'", advice]))
+    return click.NoSuchOption(name, message, ctx=error.ctx)
+
+
+def _verbs_with(option: str, context: click.Context | None) -> list[str]:
+    """Return the verbs that have an option, with the name of the command; none if most have it."""
+    group = context.parent.command if context and context.parent else None
+    if context is None or context.parent is None or not isinstance(group, Boundary):
+        return []
+    verbs = [
+        f"{context.parent.command_path} {name}"
+        for name, verb in group.verbs.items()
+        if any(option in parameter.opts for parameter in verb.params)
+    ]
+    return verbs if len(verbs) <= 2 else []
 
 
 def tell(message: str) -> None:
@@ -383,7 +480,16 @@ def laboratory() -> dict[str, Sections]:
 
 # Every command has a module of its name, or is declared in `wqk.cli.verbs`.
 SECTIONS: Sections = {
-    "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens", "compose", "parts"),
+    "Look at a checkpoint": (
+        "scan",
+        "explain",
+        "verify",
+        "show",
+        "tokens",
+        "compose",
+        "parts",
+        "models",
+    ),
     "Compare checkpoints": ("diff", "same", "kin"),
     "Score many checkpoints": ("survey", "watch"),
     "Publish": ("report", "demo"),
@@ -396,7 +502,9 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 LABORATORY = Verbs(laboratory)
 
 
-def _show_version(context: click.Context, parameter: click.Parameter, requested: bool) -> None:
+def _show_version(
+    context: click.Context, parameter: click.Parameter | None, requested: bool
+) -> None:
     """Print the version, and the version of transformers that families were proven against."""
     if not requested or context.resilient_parsing:
         return
@@ -411,6 +519,7 @@ def _show_version(context: click.Context, parameter: click.Parameter, requested:
     cls=Boundary, verbs=Verbs(lambda: {"wqk.cli": SECTIONS}), context_settings=CONTEXT_SETTINGS
 )
 @click.option(
+    "-V",
     "--version",
     is_flag=True,
     is_eager=True,

@@ -263,6 +263,14 @@ json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 csv_output = click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of a table.")
 
 
+result_file = click.option(
+    "-o",
+    "--out",
+    type=FILE,
+    help="Write the result: rows as .csv, all values as .json; - prints CSV.",
+)
+
+
 def picture_file(help_text: str) -> Callable[..., Any]:
     """Return the option ``--picture``, with its own first sentence of help."""
     return click.option("--picture", type=FILE, help=f"{help_text}: .png, .pdf or .svg.")

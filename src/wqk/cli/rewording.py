@@ -204,7 +204,10 @@ class _Line:
     def _add_synonym(self, name: str, value: str | None, remaining: deque[str]) -> None:
         """Add the words that replace an option, or the option as it is if none do."""
         replacement = OPTIONS.get(name, ())
-        if not replacement or replacement[0] not in self.options:
+        while replacement and replacement[0] not in self.options:
+            # A short name may stand for the synonym of an option.
+            replacement = OPTIONS.get(replacement[0], ())
+        if not replacement:
             self.words.append(name if value is None else f"{name}={value}")
             return
         self.words += replacement

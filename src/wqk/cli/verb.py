@@ -171,8 +171,8 @@ class Verb:
         Function of the result and the extra options that returns the objects to print, the first of
         them with ``to_dict``; by default the result alone is printed.
     table, picture
-        Whether the result can be written with ``--out``, or drawn with ``--picture`` by its
-        ``plot``, a function of the extra options.
+        Whether ``--out`` writes every format of tables, or only CSV and JSON; and whether
+        ``--picture`` draws the result by its ``plot``, a function of the extra options.
     drawn
         Options that a picture implies, because there is nothing to draw without them.
     progress
@@ -221,11 +221,17 @@ class Verb:
 
     def _with_outputs(self, command: Any) -> Any:
         """Add the options of the output, and the extra options."""
-        from wqk.cli.options import csv_output, json_output, option, picture_file, table_file
+        from wqk.cli.options import (
+            csv_output,
+            json_output,
+            option,
+            picture_file,
+            result_file,
+            table_file,
+        )
 
         command = csv_output(json_output(command))
-        if self.table:
-            command = table_file(command)
+        command = table_file(command) if self.table else result_file(command)
         if self.picture:
             command = picture_file("Draw the result")(command)
         for name, settings in (self.extra or {}).items():
@@ -275,11 +281,14 @@ class Verb:
 
         as_json, as_csv = options.pop("as_json"), options.pop("as_csv")
         out, picture = options.pop("out", None), options.pop("picture", None)
-        ending = display.require_one_output(as_csv, out, as_json)
-        if display.is_standard_output(out):
-            out = None
-        if out:
-            check_table_output(out)
+        if self.table:
+            ending = display.require_one_output(as_csv, out, as_json)
+            if display.is_standard_output(out):
+                out = None
+            if out:
+                check_table_output(out)
+        else:
+            ending, out = display.result_output(as_csv, out, as_json)
         if picture:
             check_picture(picture)
             options |= dict.fromkeys(self.drawn, True)
@@ -287,9 +296,11 @@ class Verb:
         result = self._call(models, options)
         shown = self.show(result, **extra) if self.show else [result]
         display.show(shown[0].to_dict(), *shown, as_json=as_json, ending=ending, rows=result)
-        if out:
+        if out and self.table:
             result.write(out)
             display.say(f"{out}: {len(result)} rows")
+        elif out:
+            display.write_result(result, out)
         if picture:
             save_figure(result.plot(**extra), picture)
             display.say(f"picture: {picture}")

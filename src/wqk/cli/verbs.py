@@ -28,6 +28,7 @@ from wqk.cli.options import (
     option,
     picture_file,
     reading,
+    result_file,
     revision,
     revision_of_each,
     stack,
@@ -224,6 +225,7 @@ def show(
 )
 @click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
 @picture_file("Draw where they differ")
+@result_file
 @json_output
 @csv_output
 @click.pass_context
@@ -233,6 +235,7 @@ def same(
     reference: str,
     candidate: str,
     picture: Path | None,
+    out: Path | None,
     junit: Path | None,
     as_json: bool,
     as_csv: bool,
@@ -252,7 +255,8 @@ def same(
 
     Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
     3 if it is not decided, as where a family only names its rotary positions; and 2 if an error
-    prevents the comparison.
+    prevents the comparison. With --repair, it is the status of the repaired copy: 0 if the repair
+    made it equal to the reference.
 
     \b
     Examples:
@@ -263,11 +267,16 @@ def same(
     from wqk._files import write_atomically
     from wqk._style import check_picture, save_figure
     from wqk.cli import display
-    from wqk.errors import WqkError
+    from wqk.errors import OutputError, WqkError
     from wqk.sameness import reports
     from wqk.sameness.same import same as compare
 
-    ending = display.require_one_output(as_csv, None, as_json)
+    if out and not (out.suffix or display.is_standard_output(out)):
+        raise OutputError(
+            f"{out}: is no file of a result; expected FILE.csv or FILE.json, or - for CSV; "
+            "--repair FOLDER writes a repaired copy"
+        )
+    ending, out = display.result_output(as_csv, out, as_json)
     if picture:
         check_picture(picture)
 
@@ -281,6 +290,8 @@ def same(
     display.show(result.to_dict(), result, as_json=as_json, ending=ending, rows=result)
     if junit:
         write_atomically(junit, reports.junit(result))
+    if out:
+        display.write_result(result, out)
     if picture:
         save_figure(result.plot(), picture)
         display.say(f"picture: {picture}")
@@ -476,6 +487,37 @@ def report(
     if out:
         write_report(tables, out, details=details, compositions=pairs, title=title)
         display.say(f"report: {out}")
+
+
+@click.command()
+@click.argument("word", required=False, default="")
+@result_file
+@json_output
+@csv_output
+def models(word: str, out: Path | None, as_json: bool, as_csv: bool) -> None:
+    """List the model types that are read.
+
+    With WORD, only the types with the word in their name, or in the name of their family. A type is
+    the model_type of config.json; for a GGUF file, gguf- and its architecture. Composite models are
+    listed with the families of their parts.
+
+    \b
+    Examples:
+      wqk models
+      wqk models qwen
+      wqk models --csv
+    """
+    from wqk._files import exists
+    from wqk.cli import display
+    from wqk.inspecting.model_list import models as list_types
+
+    ending, out = display.result_output(as_csv, out, as_json)
+    if "/" in word or (word and exists(Path(word))):
+        raise click.UsageError(f"{word}: names a checkpoint; wqk explain {word} shows its type")
+    result = list_types(word)
+    display.show(result.to_dict(), result, as_json=as_json, ending=ending, rows=result)
+    if out:
+        display.write_result(result, out)
 
 
 @click.command()

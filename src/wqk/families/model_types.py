@@ -58,6 +58,17 @@ def part_types(model_type: object) -> Mapping[str, str]:
     return _data("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
 
 
+def composite_types() -> Mapping[str, Mapping[str, str]]:
+    """Return the model types of the parts of every composite model type, by key.
+
+    Examples
+    --------
+    >>> composite_types()["qwen2_vl"]["text_config"]
+    'qwen2_vl_text'
+    """
+    return _data("parts.toml")
+
+
 def default_values(model_type: object) -> Mapping[str, Any]:
     """Return the values that transformers takes for keys that a configuration leaves out.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import json_output
+from wqk.cli.options import csv_output, json_output
 from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     default="table",
 )
 @json_output
-def atlas(model: str | None, as_json: bool, **choice: Any) -> None:
+@csv_output
+def atlas(model: str | None, as_json: bool, as_csv: bool, **choice: Any) -> None:
     """Show the paper's published scores, or those of one MODEL.
 
     Scores of language models are those of Tables S2 and S3; scores of vision, audio and other
@@ -56,13 +57,17 @@ def atlas(model: str | None, as_json: bool, **choice: Any) -> None:
     from wqk_lab.atlas import all_published, lookup
     from wqk_lab.cli.atlas_display import explained, in_full, listed
 
+    ending = display.require_one_output(as_csv, None, as_json)
     chosen = _chosen(all_published(), **choice)
-    rows = (chosen if model is None else lookup(model, chosen)).to_dicts()
-    if not rows and not as_json:
+    if model is not None:
+        chosen = lookup(model, chosen)
+    rows = chosen.to_dicts()
+    if not rows and not (as_json or ending):
         display.say("No row matches.")
         return
     lines = listed(rows) if model is None else in_full(rows)
-    display.show({"rows": rows, "flags": explained(rows)}, *lines, as_json=as_json)
+    value = {"rows": rows, "flags": explained(rows)}
+    display.show(value, *lines, as_json=as_json, ending=ending, rows=chosen)
 
 
 def _chosen(

@@ -37,11 +37,11 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, Unpack
 
-from wqk._files import write_atomically
+from wqk._files import exists, write_atomically
 from wqk._machine import cached_property, one_blas_thread, share_cores
 from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.formats import exists, has_weights
+from wqk.checkpoints.formats import has_weights
 from wqk.errors import (
     CheckpointError,
     HubError,

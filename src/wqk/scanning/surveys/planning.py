@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from wqk._files import exists
 from wqk._machine import one_blas_thread, usable_cores
 from wqk.checkpoints import steps_of
-from wqk.checkpoints.formats import exists, has_weights
+from wqk.checkpoints.formats import has_weights
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError, WqkError
 from wqk.model import open as open_model

@@ -11,9 +11,9 @@ from pathlib import Path, PurePath
 
 import polars as pl
 
+from wqk._files import exists
 from wqk._version import __version__
 from wqk.checkpoints import holds_weights, step_folders
-from wqk.checkpoints.formats import exists
 from wqk.errors import (
     HubError,
     OutputError,
