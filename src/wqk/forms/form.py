@@ -553,12 +553,8 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls=METHOD_CALLS):
         rank at key_heads · head_width.
         """
         xp = array_namespace(self.query, self.key)
-
-        def with_all_axes(factor: Array) -> Array:
-            missing = len(self.stack) + 2 - factor.ndim
-            return xp.reshape(factor, (*[1] * missing, *factor.shape))
-
-        query, key = with_all_axes(self.query), with_all_axes(self.key)
+        axes = len(self.stack) + 2
+        query, key = _with_axes(self.query, axes), _with_axes(self.key, axes)
         for _ in self.stack:  # the last axis of the stack is summed, then the one before
             if key.shape[-3] == 1:
                 query, key = total(query, xp), key[..., 0, :, :]
@@ -710,3 +706,9 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls=METHOD_CALLS):
         """Raise `FormError` if the form is not square, which ``what`` needs."""
         if not self.is_square:
             raise FormError(f"{what} needs a square form, got {self._size}")
+
+
+def _with_axes(factor: Array, count: int) -> Array:
+    """Return a factor with axes of length 1 in front, ``count`` axes in all."""
+    missing = count - factor.ndim
+    return array_namespace(factor).reshape(factor, (*[1] * missing, *factor.shape))

@@ -306,29 +306,21 @@ def tile_sums(
     # One product takes less time than the tiles of a small form.
     is_small = stack_size * query.shape[-2] * key.shape[-2] <= 2 * BLOCK_ENTRIES
     matrix = xp.matmul(query, keys) if is_small else None
-
-    def entries_of(i: int, j: int) -> Array:
-        rows, columns = row_parts[i], column_parts[j]
-        if matrix is not None:
-            return matrix[..., rows, columns]
-        return xp.matmul(query[..., rows, :], keys[..., columns])
-
-    def add_squares(i: int, j: int, entries: Array) -> None:
-        transposed = xp.matrix_transpose(entries)
-        row_sums[i] = row_sums[i] + xp.linalg.vecdot(entries, entries)
-        column_sums[j] = column_sums[j] + row_dots(transposed, transposed, xp)
-
-    for i in range(len(row_parts)):
+    form = _Cut(query, keys, matrix)
+    for i, rows in enumerate(row_parts):
         for j in range(i if is_square else 0, len(column_parts)):
-            entries = entries_of(i, j)
-            add_squares(i, j, entries)
+            columns = column_parts[j]
+            entries = form.block(rows, columns, xp)
+            row_sums[i] = row_sums[i] + xp.linalg.vecdot(entries, entries)
+            column_sums[j] = column_sums[j] + _column_dots(entries, xp)
             if not is_square:
                 continue
             if i == j:  # a block of the diagonal is its own mirror image
                 trace = trace + inner(entries, xp.matrix_transpose(entries), xp)
                 continue
-            mirror = entries_of(j, i)
-            add_squares(j, i, mirror)
+            mirror = form.block(columns, rows, xp)
+            row_sums[j] = row_sums[j] + xp.linalg.vecdot(mirror, mirror)
+            column_sums[i] = column_sums[i] + _column_dots(mirror, xp)
             trace = trace + 2 * inner(entries, xp.matrix_transpose(mirror), xp)
     return TileSums(
         rows=xp.concat(row_sums, axis=-1),
@@ -336,6 +328,26 @@ def tile_sums(
         trace_of_square=trace if is_square else None,
         matrix=matrix,
     )
+
+
+class _Cut(NamedTuple):
+    """A form that is cut into blocks: its factors, and its matrix if that is in memory."""
+
+    query: Float[Array, "... d_query r"]
+    keys: Float[Array, "... r d_key"]
+    matrix: Float[Array, "... d_query d_key"] | None
+
+    def block(self, rows: slice, columns: slice, xp: Any) -> Array:
+        """Return the entries of some rows and columns."""
+        if self.matrix is not None:
+            return self.matrix[..., rows, columns]
+        return xp.matmul(self.query[..., rows, :], self.keys[..., columns])
+
+
+def _column_dots(entries: Array, xp: Any) -> Array:
+    """Return the sum of the squares of each column."""
+    transposed = xp.matrix_transpose(entries)
+    return row_dots(transposed, transposed, xp)
 
 
 def block_slices(length: int, width: int) -> Iterator[slice]:
@@ -397,13 +409,20 @@ def level(
     contributes = (query_sizes > 0) & (key_sizes > 0)
     log_ratio = _log2_or_zero(query_sizes, xp) - _log2_or_zero(key_sizes, xp)
     half = xp.floor(log_ratio / 2)
+    level_query = _scaled_columns(query, -half, contributes, xp)
+    level_key = _scaled_columns(key, half, contributes, xp)
+    return balance(level_query, xp), balance(level_key, xp)
 
-    def scaled(factor: Array, exponent: Float[Array, "... r"]) -> Array:
-        """Multiply columns by 2**exponent; columns that do not contribute to M become zero."""
-        factor = times_power(factor, exponent[..., None, :])
-        return xp.where(contributes[..., None, :], factor, xp.zeros_like(factor))
 
-    return balance(scaled(query, -half), xp), balance(scaled(key, half), xp)
+def _scaled_columns(
+    factor: Float[Array, "... d r"],
+    exponent: Float[Array, "... r"],
+    contributes: Bool[Array, "... r"],
+    xp: Any,
+) -> Float[Array, "... d r"]:
+    """Multiply columns by 2**exponent; columns that do not contribute to M become zero."""
+    factor = times_power(factor, exponent[..., None, :])
+    return xp.where(contributes[..., None, :], factor, xp.zeros_like(factor))
 
 
 def times_power(array: Array, exponent: Array) -> Array:
@@ -575,20 +594,21 @@ class Directionalities(NamedTuple):
 
 def directionalities(moments: Moments, gamma: float = 2.0) -> Directionalities:
     """Return `wqk.directionality` with both weights, from one search for outliers."""
-    xp = array_namespace(moments.row_norms)
-
-    def contrast(row_sum: Array, column_sum: Array) -> Array:
-        """(R − C) / (R + C); 0 if both are 0, NaN for the zero matrix."""
-        both = row_sum + column_sum
-        score = (row_sum - column_sum) / xp.where(both == 0, xp.ones_like(both), both)
-        return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
-
+    is_nonzero = moments.square_norm > 0
     rows = _outlier_sums(moments.row_norms, gamma)
     columns = _outlier_sums(moments.column_norms, gamma)
     return Directionalities(
-        directionality=contrast(rows.norms, columns.norms),
-        directionality_excess=contrast(rows.excesses, columns.excesses),
+        directionality=_contrast(rows.norms, columns.norms, is_nonzero),
+        directionality_excess=_contrast(rows.excesses, columns.excesses, is_nonzero),
     )
+
+
+def _contrast(row_sum: Array, column_sum: Array, is_nonzero: Array) -> Array:
+    """Return (R − C) / (R + C); 0 if both are 0, NaN for the zero matrix."""
+    xp = array_namespace(row_sum)
+    both = row_sum + column_sum
+    score = (row_sum - column_sum) / xp.where(both == 0, xp.ones_like(both), both)
+    return xp.where(is_nonzero, score, xp.full_like(score, math.nan))
 
 
 def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
