@@ -101,6 +101,7 @@ class DifferenceTable(Table):
     declared = DIFFERENCE_COLUMNS
     further = UPDATE_COLUMNS
     needed = ("layer", "moved")
+    former_names = FORMER_NAMES
 
     def __post_init__(self) -> None:
         columns = {*self.frame.columns}

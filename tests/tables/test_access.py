@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import polars as pl
 import pytest
 
 import wqk
@@ -69,6 +70,79 @@ def test_rows_are_dictionaries(table):
 def test_a_wrong_name_is_told_the_right_one(table, name, meant):
     with pytest.raises(AttributeError, match=f"ScoreTable has no attribute '{name}'.*{meant}"):
         getattr(table, name)
+
+
+@pytest.mark.parametrize("method", ["mean", "median", "std", "max", "describe", "nlargest"])
+def test_rows_of_layers_and_of_heads_are_never_aggregated_together(table, method):
+    arguments = (2, "symmetry") if method == "nlargest" else ()
+    with pytest.raises(TableError, match="would mix the rows of layers and of heads"):
+        getattr(table, method)(*arguments)
+    assert len(getattr(table.layers, method)(*arguments))
+
+
+def test_aggregates_are_those_of_polars(table):
+    layers = table.layers
+    assert layers.mean(numeric_only=True)["symmetry"].item() == layers["symmetry"].mean()
+    assert layers.quantile(0.25)["symmetry"].item() == layers["symmetry"].quantile(0.25)
+    by_layer = table.heads.group_by("layer").agg(pl.col("symmetry").mean())
+    assert len(by_layer) == 4
+    with pytest.raises(TableError, match="would mix"):
+        table.group_by("layer")
+    assert len(table.group_by("head").len()) == 5
+    with pytest.raises(TableError, match="would mix"):
+        table.select(pl.col("symmetry").mean())
+    assert table.select("layer", "head").shape == (20, 2)
+
+
+def test_tables_are_joined_and_their_models_compared(table):
+    with pytest.raises(TableError, match=r"wqk\.diff\(reference, candidate\)"):
+        table - table
+    with pytest.raises(TableError, match=r"wqk\.join\(\[table, other\]\)"):
+        table + table
+
+
+def test_a_summary_names_its_rows_first(table):
+    summary = table.summary()
+    assert summary.columns[0] == "over"
+    assert summary["over"].to_list() == ["layers", "heads"]
+    assert "│ layers" in str(summary)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl", "json"])
+def test_columns_that_are_left_out_of_a_file_are_named(table, ending, tmp_path):
+    path = tmp_path / f"scores.{ending}"
+    table.write(path)
+    assert not wqk.read_table(path).metadata.get("notes")
+    frame = table.frame.with_columns(mine=pl.lit(3), yours=pl.lit("x"))
+    match ending:
+        case "parquet":
+            frame.write_parquet(path)
+        case "csv":
+            frame.write_csv(path)
+        case "jsonl":
+            frame.write_ndjson(path)
+        case "json":
+            path.write_text(f'{{"rows": {frame.write_json()}}}')
+    reread = wqk.read_table(path)
+    assert reread.frame.equals(table.frame)
+    (note,) = reread.metadata["notes"]
+    assert note.startswith(f"columns of {path} that no ScoreTable has were left out: mine, yours")
+    assert "were left out: mine, yours" in " ".join(str(reread).split())
+
+
+def test_a_file_without_stacks_and_families_is_shown_and_reported(tmp_path):
+    path = tmp_path / "scores.csv"
+    path.write_text("layer,symmetry,symmetry_null\n0,0.5,0.1\n1,0.25,0.1\n")
+    table = wqk.read_table(path)
+    rows = wqk.ScoreTable.from_rows([{"layer": 0, "symmetry": 0.5}, {"layer": 1, "symmetry": 0.25}])
+    for shown in (table, rows):
+        assert "unknown self-attention · 2 layers\n" in str(shown)
+        assert shown.plot().axes
+    assert "None" not in str(table)
+    page = tmp_path / "report.html"
+    wqk.report(table, page)
+    assert "unknown self-attention" in page.read_text("utf-8")
+    assert "None" not in page.read_text("utf-8").partition("<script")[0]
 
 
 def test_a_table_is_pickled(table):

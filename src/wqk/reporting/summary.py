@@ -137,14 +137,16 @@ def summary_table(groups: Sequence[Group]) -> str:
     for group, color in zip(groups, colors(groups), strict=True):
         facts, layers = group.facts, ScoreTable(group.latest).layers
         medians = layers.summary()
-        attention = f"{facts['family']} · {facts['stack']} {kind_in_words(facts['kind'])}"
+        attention = f"{facts['stack']} {kind_in_words(facts['kind'])}"
+        if facts["family"] is not None:
+            attention = f"{facts['family']} · {attention}"
         if facts["circuit"] != "qk":
             attention += f" · {facts['circuit']} circuit"
         if facts["step"] is not None:
             attention += f" · step {facts['step']:,}"
         name = (
             f'<span class="key" style="--color: var(--{color})"></span>'
-            f'<span title="{escape(str(facts["checkpoint"]))}">{escape(group.label)}</span>'
+            f'<span title="{escape(facts["checkpoint"] or "unnamed")}">{escape(group.label)}</span>'
         )
         sheet.add(
             Cell(group.label, html=name),
@@ -282,7 +284,7 @@ def provenance(tables: Sequence[ScoreTable]) -> str:
 def _sources(table: ScoreTable) -> list[str]:
     """Return the checkpoints and revisions of a table."""
     rows = table.frame.select(GROUP[:2]).unique(maintain_order=True).iter_rows()
-    return [f"{name}{f' @ {revision}' if revision else ''}" for name, revision in rows]
+    return [f"{name or 'unnamed'}{f' @ {revision}' if revision else ''}" for name, revision in rows]
 
 
 def _setting(value: Any) -> str:

@@ -65,7 +65,7 @@ COLUMNS = (
     Column("model_type", str, "as in the configuration"),
     Column("family", str, "the family that says which tensors are queries and keys"),
     Column("parameters", int, "number of parameters that the checkpoint holds"),
-    Column("stack", str, "encoder, decoder, vision, …"),
+    Column("stack", str, "encoder, decoder, vision, …", missing="unknown"),
     Column("kind", str, "self- or cross-attention", missing="self"),
     Column("window", str, "tokens that local attention reaches", "window"),
     Column("layer", int, "from 0, within its stack", "layer"),

@@ -150,15 +150,15 @@ def _title(
     heads = counted(row["heads"], "head") if row["heads"] else ""
     if row["key_heads"] not in (None, row["heads"]):
         heads += f" over {counted(row['key_heads'], 'key head')}"
-    size = str(row["d_query"])
+    size = f"d {row['d_query']}" if row["d_query"] else ""
     if row["d_key"] != row["d_query"]:
         size += f" × {row['d_key']}"
     facts = [
-        str(row["family"]),
+        row["family"],
         f"{row['stack']} {kind_in_words(row['kind'])}",
         counted(layers, "layer") if layers else "",
         heads,
-        f"d {size}",
+        size,
         *conditions(frame, metadata, every=False),
     ]
     yield Text(f"\n{title(row)}", style="bold")
@@ -509,6 +509,8 @@ def plot_table(
     score: str | None = None,
 ) -> Figure:
     """Draw a table's layers as curves or boxes, or its heads as maps; see `ScoreTable.plot`."""
+    if view in SUMMARIZED and score is None:
+        view, score = None, str(view)
     if view is None:
         is_crowded = sum(1 for _ in _models(table.layers.frame)) > MOST_CURVES
         view = "models" if is_crowded else "layers"

@@ -7,15 +7,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 import polars as pl
 
-from wqk._console import Shown, json_text, json_value
+from wqk._console import Shown, few, json_text, json_value, one_line
 from wqk._files import check_output, require_file, write_atomically
 from wqk._guesses import METHOD_CALLS
 from wqk._style import current
-from wqk._synonyms import PANDAS, PANDAS_AGGREGATES, PANDAS_RANKINGS, attribute, meant_attribute
+from wqk._synonyms import (
+    FRAME_AGGREGATES,
+    PANDAS,
+    PANDAS_AGGREGATES,
+    PANDAS_RANKINGS,
+    attribute,
+    meant_attribute,
+)
 from wqk._typing import FilePath
 from wqk.errors import (
     MissingPackage,
@@ -32,7 +39,6 @@ from wqk.tables.schema import (
     COLUMN_TYPES,
     FURTHER_COLUMNS,
     GROUP,
-    SCHEMA,
     SCHEMA_VERSION,
     SUMMARIZED,
     records,
@@ -51,13 +57,26 @@ TABLE_SYNONYMS = {
     "index": "frame.rows()",
     "info": "frame.schema",
     "iterrows": "frame.iter_rows(named=True)",
+    "itertuples": "frame.iter_rows(named=True)",
     "loc": "table[layer, head]",
+    **dict.fromkeys(
+        ("matrix", "pivot", "unstack"),
+        'heads.pivot_table(index="layer", columns="head", values="symmetry")',
+    ),
     "report": "wqk.report(table, path)",
     "rows": "frame.rows()",
     "to_dataframe": "to_pandas()",
     "to_excel": 'to_pandas().to_excel("table.xlsx")',
     "to_html": "wqk.report(table, path)",
-    "top": 'frame.sort("symmetry", descending=True)',
+    "top": 'heads.nlargest(5, "symmetry")',
+    # Methods of pandas' frames that polars' frames lack.
+    **{
+        name: f"to_pandas().{name}"
+        for name in (
+            *("assign", "astype", "at", "copy", "drop_duplicates", "dropna", "fillna", "iat"),
+            *("idxmax", "idxmin", "isna", "melt", "reset_index", "set_index", "value_counts"),
+        )
+    },
 }
 
 
@@ -69,13 +88,15 @@ class Table(Shown):
     present. A declared column that a file lacks gets its `missing` value; a file that lacks a
     `needed` column is rejected. The metadata describes how the numbers were computed; Parquet and
     JSON Lines files store it. `synonyms` are names that people try on one kind of table, with the
-    expressions that replace them.
+    expressions that replace them; `former_names` are columns of earlier versions, with their
+    present names.
     """
 
     declared: ClassVar[tuple[Column, ...]]
     further: ClassVar[tuple[Column, ...]] = ()
     needed: ClassVar[tuple[str, ...]]
     synonyms: ClassVar[Mapping[str, str]] = {}
+    former_names: ClassVar[Mapping[str, str]] = {}
 
     frame: pl.DataFrame
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -214,6 +235,15 @@ class Table(Shown):
         """Yield the rows, as dictionaries."""
         return self.frame.iter_rows(named=True)
 
+    def __add__(self, other: object) -> NoReturn:
+        raise TableError("tables have no sum; wqk.join([table, other]) has the rows of both")
+
+    def __sub__(self, other: object) -> NoReturn:
+        raise TableError(
+            "tables have no difference; wqk.diff(reference, candidate) compares the forms of two "
+            'models, table.layers["symmetry"] - other.layers["symmetry"] two columns'
+        )
+
     if not TYPE_CHECKING:  # type checkers report the mistake themselves
 
         def __getattr__(self, name: str) -> Any:
@@ -223,6 +253,8 @@ class Table(Shown):
                 return attribute(self, meaning)
             if name in PANDAS:
                 return partial(self._in_pandas, name)
+            if name in FRAME_AGGREGATES:
+                return partial(self._aggregate, name)
             calls = {name: METHOD_CALLS[name]} if name in METHOD_CALLS else {}
             synonyms = {**calls, **TABLE_SYNONYMS, **self.synonyms}
             if hasattr(pl.DataFrame, name):
@@ -237,13 +269,38 @@ class Table(Shown):
 
     def _in_pandas(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the pandas frame that aggregates or ranks rows of a single kind."""
-        mixing = method in PANDAS_AGGREGATES or method in PANDAS_RANKINGS
-        if mixing and 0 < len(self.heads) < len(self):
+        if method in PANDAS_AGGREGATES or method in PANDAS_RANKINGS:
+            self._require_one_kind(method)
+        return getattr(self.to_pandas(), method)(*arguments, **options)
+
+    def _aggregate(
+        self, method: str, *arguments: Any, numeric_only: bool = True, **options: Any
+    ) -> pl.DataFrame:
+        """Aggregate the columns of rows of a single kind; columns of text become null."""
+        self._require_one_kind(method)
+        aggregate: pl.DataFrame = getattr(self.frame, method)(*arguments, **options)
+        return aggregate
+
+    def _group_by(self, *keys: Any, **options: Any) -> Any:
+        """Group rows of a single kind, or rows whose key contains the head."""
+        if "head" not in keys and ["head"] not in keys:
+            self._require_one_kind("group_by")
+        return self.frame.group_by(*keys, **options)
+
+    def _select(self, *columns: Any, **named: Any) -> pl.DataFrame:
+        """Select columns of all rows; aggregates, only of rows of a single kind."""
+        frame = self.frame.select(*columns, **named)
+        if len(frame) != len(self):
+            self._require_one_kind("select")
+        return frame
+
+    def _require_one_kind(self, method: str) -> None:
+        """Raise `TableError` if the table has rows of layers and rows of heads."""
+        if 0 < len(self.heads) < len(self):
             raise TableError(
                 f"{method}() would mix the rows of layers and of heads; call it on table.layers or "
                 "on table.heads"
             )
-        return getattr(self.to_pandas(), method)(*arguments, **options)
 
     def _kinds(self) -> list[Self]:
         """Return the rows of layers and those of heads, as far as there are any."""
@@ -391,19 +448,19 @@ class ScoreTable(Table):
         metadata: Mapping[str, Any] | None = None,
         details: Details | None = None,
     ) -> ScoreTable:
-        """Return a table from one mapping for each row; absent columns are null."""
+        """Return a table from one mapping for each row; absent columns are as in an older file."""
         listed = list(rows)
-        named = {name for row in listed for name in row}
-        further = types(column for column in FURTHER_COLUMNS if column.name in named)
-        frame = pl.DataFrame(listed, schema=SCHEMA | further, strict=False)
+        named = {*cls.needed}.union(*listed)
+        present = types(column for column in (*COLUMNS, *FURTHER_COLUMNS) if column.name in named)
+        frame = pl.DataFrame(listed, schema=present, strict=False)
         return cls(frame, {"schema_version": SCHEMA_VERSION, **(metadata or {})}, details)
 
     def summary(self) -> pl.DataFrame:
         """Median and quartiles of each score, over layers and over heads.
 
-        One row for each checkpoint, stack, kind of attention, circuit and distance, and ``over``
-        (``layers`` or ``heads``), with ``count``, and for each score ``{score}_median``, ``_q25``
-        and ``_q75`` (linear interpolation). Degenerate rows are excluded.
+        One row for ``over`` (``layers`` or ``heads``), and each checkpoint, stack, kind of
+        attention, circuit and distance, with ``count``, and for each score ``{score}_median``,
+        ``_q25`` and ``_q75`` (linear interpolation). Degenerate rows are excluded.
         """
         scored = self.frame.with_columns(
             pl.when(pl.col("head").is_null())
@@ -417,7 +474,7 @@ class ScoreTable(Table):
         for score in SUMMARIZED:
             for name, q in quartiles.items():
                 aggregates.append(pl.col(score).quantile(q, "linear").alias(f"{score}_{name}"))
-        return scored.group_by([*GROUP, "over"], maintain_order=True).agg(aggregates)
+        return scored.group_by(["over", *GROUP], maintain_order=True).agg(aggregates)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata, the `summary` and the rows, as ``--json`` prints them."""
@@ -575,7 +632,7 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
         frame, metadata = reader(path.read_bytes(), types(columns))
         for table_class in kinds:
             if {*table_class.needed} <= {*frame.columns}:
-                return table_class(frame, metadata)
+                return table_class(frame, _with_note(metadata, path, frame, table_class))
         return kinds[0](frame, metadata)  # raises an error that names the missing columns
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None
@@ -583,6 +640,25 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
         raise TableError(
             f"{path}: contains no score table ({first_line(error)})", path=path
         ) from None
+
+
+def _with_note(
+    metadata: Mapping[str, Any], path: Path, frame: pl.DataFrame, table_class: type[Table]
+) -> Mapping[str, Any]:
+    """Return the metadata of a file, with a note on the columns that the table leaves out."""
+    from wqk.tables.writers import CONDITIONS
+
+    known = {*CONDITIONS, *table_class.former_names}
+    known.update(column.name for column in (*table_class.declared, *table_class.further))
+    unknown = [name for name in frame.columns if name not in known]
+    if not unknown:
+        return metadata
+    notes = metadata.get("notes")
+    note = (
+        f"columns of {path} that no {table_class.__name__} has were left out: "
+        f"{few([*map(one_line, unknown)])}; polars and pandas read them"
+    )
+    return {**metadata, "notes": [*(notes if isinstance(notes, list) else []), note]}
 
 
 def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:

@@ -88,10 +88,12 @@ def from_objects(lines: list[dict[str, Any]], types: Types) -> Content:
     metadata = {}
     if lines and "metadata" in lines[0]:
         metadata = _mapping(lines.pop(0)["metadata"])
-    names = set().union(*lines)
+    names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: kind for name, kind in types.items() if name in names}
     if lines and not columns:
         raise ValueError("its lines have no column of such a table")
+    # Unknown columns are kept until the table names and drops them.
+    columns |= {name: pl.Object() for name in names if name not in types}
     return pl.DataFrame(lines, schema=columns, strict=False), metadata
 
 
