@@ -54,7 +54,8 @@ def test_every_result_displays_itself(name):
     values = result.to_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert len(repr(result)) < 8000
-    assert not isinstance(result, Result) or len(str(result)) < 400
+    assert str(result) == repr(result)
+    assert not isinstance(result, Result) or len(result.sentence) < 400
     page = result._repr_html_()
     assert page.startswith("<")
     picture = result._repr_png_() or b""

@@ -304,7 +304,8 @@ class Result(Shown, Advising, synonyms=RESULT_SYNONYMS):
     """Base of the results of verbs, which are dataclasses.
 
     A result defines its `sentence`, the rows of its `frame`, the lines that the command prints
-    (`_shown`), and its picture (`_drawn`), if there is one. The rest follows from these.
+    (`_shown`), and its picture (`_drawn`), if there is one. The rest follows from these. `print`
+    prints these lines, too; a log takes the `sentence`.
     """
 
     # Properties that `to_dict` includes besides the fields. Dataclasses in the fields may have the
@@ -343,9 +344,6 @@ class Result(Shown, Advising, synonyms=RESULT_SYNONYMS):
         check_output(Path(path), "a table", (".csv",))
         write_atomically(Path(path), content)
         return None
-
-    def __str__(self) -> str:
-        return printable(self.sentence)
 
 
 def json_text(value: Any, path: FilePath | None = None) -> str | None:
