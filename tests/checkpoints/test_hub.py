@@ -693,3 +693,4 @@ def test_without_a_network_a_repository_fails_within_five_seconds(hub, monkeypat
     with within(5.5), pytest.raises(HubError, match="and the hub cannot be reached") as caught:
         open_checkpoint("owner/elsewhere")
     assert "\n" not in str(caught.value)
+    assert caught.value.__context__ is None  # a traceback shows one error

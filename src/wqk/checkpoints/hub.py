@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,13 +108,14 @@ def open_hub(
         access=RemoteAccess.from_settings(settings),
     )
     with errors_about(repository):
-        if request.access.offline:
-            checkpoint = _open_offline(request, "fetching is switched off")
-        else:
-            try:
+        checkpoint: Checkpoint | None = None
+        reason = "fetching is switched off"
+        if not request.access.offline:
+            reason = "the hub cannot be reached"
+            with suppress(Unreachable):  # a second error, below, is reported alone
                 checkpoint = _open_listed(request, _list(request), offline=False)
-            except Unreachable:
-                checkpoint = _open_offline(request, "the hub cannot be reached")
+        if checkpoint is None:
+            checkpoint = _open_offline(request, reason)
     checkpoint.name, checkpoint.revision = repository, revision
     step = step_in(revision)
     if step is not None:
