@@ -110,6 +110,16 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
             lambda: wqk.symmetry("x"), "wqk.open(model)[layer, head]", [lambda: wqk.open(net)[1, 0]]
         ),
         Advice(
+            lambda: wqk.scan("llama") - wqk.scan("llama"),
+            "wqk.diff(reference, candidate)",
+            [lambda: wqk.diff("llama", "llama")],
+        ),
+        Advice(
+            lambda: wqk.scan("llama") + wqk.scan("llama"),
+            "wqk.join([table, other])",
+            [lambda: wqk.join([wqk.scan("llama"), wqk.scan("llama")])],
+        ),
+        Advice(
             lambda: wqk.scan(unsaid),
             "wqk.open(ref, heads_per_layer=N)",
             [lambda: wqk.open(unsaid, heads_per_layer=4)],

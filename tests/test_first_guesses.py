@@ -21,7 +21,7 @@ from wqk.errors import CheckpointError, FormError, RunError, TableError, Unknown
 
 Call = Callable[[], Any]
 
-FIRST_THAT_WORK, GOALS_THAT_WORK = 78, 86  # of all goals
+FIRST_THAT_WORK, GOALS_THAT_WORK = 101, 106  # of all goals
 
 
 class Mistake(NamedTuple):
@@ -276,7 +276,33 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
         "a tolerance": [lambda: wqk.same(ref, ref, atol=1e-3), lambda: wqk.same(ref, ref, tol=0.1)],
         "one layer": [lambda: wqk.scan(ref, layer=2), lambda: wqk.scan(ref, layers=[2])],
         "a head at a distance": [lambda: rotary[1, 0].at(4), lambda: rotary[1, 0].at(distance=4)],
+        "scores at a distance": [lambda: wqk.scan(rotary, distance=3)],
+        "a curve by its name": [lambda: wqk.scan(ref).plot("symmetry")],
+        "means over layers": [
+            lambda: wqk.scan(ref).layers.mean(),
+            lambda: wqk.scan(ref).layers["symmetry"].mean(),
+        ],
+        "means by layer": [
+            lambda: wqk.scan(ref).heads.groupby("layer")["symmetry"].mean(),
+            lambda: wqk.scan(ref).heads.group_by("layer").mean(),
+        ],
+        "a polars file": [lambda: wqk.scan(ref).write_csv("a.csv")],
+        "a table as text": [lambda: wqk.scan(ref).to_string()],
+        "a table's size": [lambda: wqk.scan(ref).shape],
+        "a block's attention": [lambda: model.blocks[0].attn.W_Q],
+        "the form of a head": [lambda: model[0, 1].form.symmetry_score],
+        "weights of a head": [lambda: model[0, 1].query_weight],
+        "a step's scores": [lambda: wqk.Monitor(net).log(0), lambda: wqk.Monitor(net)(0)],
+        "scores of a monitor": [lambda: followed(net).frame, lambda: followed(net).history],
+        "what is printed": [lambda: 1 / (str(wqk.same(ref, ref)) == repr(wqk.same(ref, ref)))],
     }
+
+
+def followed(net: Any) -> wqk.Monitor:
+    """Return a monitor with the scores of one step."""
+    monitor = wqk.Monitor(net)
+    monitor(0)
+    return monitor
 
 
 def mistakes(desk: Desk) -> list[Mistake]:
@@ -336,7 +362,12 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.same(ref, other_ref).reasons, AttributeError, "did you mean 'causes'"),
         Mistake(lambda: wqk.scan(ref).groupby("layer"), TableError, "on table.layers or on table"),
         Mistake(lambda: wqk.WqkCallback(), AttributeError, "(folder).attach(trainer)?"),
-        Mistake(lambda: wqk.Monitor(net).step(), TypeError, "expected monitor(step)"),
+        Mistake(
+            lambda: wqk.Monitor(net).step(),
+            TypeError,
+            "monitor(): missing a required argument: 'step'; expected monitor(step), with the "
+            "number of optimizer steps done so far",
+        ),
         Mistake(lambda: wqk.scan(ref).loc, AttributeError, "'table[layer, head]'"),
         Mistake(lambda: wqk.scan(ref).to_csv("a.txt"), TableError, "expected the ending .csv"),
         Mistake(lambda: wqk.scan(ref).to_csv(index=True), TableError, "has no index"),
@@ -407,6 +438,29 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(
             lambda: wqk.demo_model("enc"), CheckpointError, "one of encoder, decoder, induction"
         ),
+        Mistake(lambda: wqk.scan(ref).mean(), TableError, "on table.layers or on table.heads"),
+        Mistake(lambda: wqk.scan(ref).pivot(), AttributeError, 'heads.pivot_table(index="layer"'),
+        Mistake(lambda: wqk.scan(ref).set_index("layer"), AttributeError, "'to_pandas().set_index"),
+        Mistake(lambda: model[0, 1].qk.max(), AttributeError, "did you mean 'numpy().max'"),
+        Mistake(lambda: model[0, 1].qk.at(3), AttributeError, "[layer, head].at(distance)"),
+        Mistake(lambda: model[0, 1].form(distance=3), TypeError, "[layer, head].at(distance)"),
+        Mistake(lambda: wqk.Model(ref), TypeError, "Model(): missing a required argument"),
+        Mistake(lambda: model.W_E, AttributeError, "wqk.tokens(model, layer, head)"),
+        Mistake(lambda: wqk.open(ref, device="cpu"), TypeError, "wqk.scan(ref, device=...)"),
+        Mistake(lambda: wqk.scan(ref, verbose=True), TypeError, "leave it out"),
+        Mistake(lambda: wqk.verify(net, input_ids=batch), TypeError, 'batch={"input_ids": ids}'),
+        Mistake(
+            lambda: wqk.verify(net, batch, heads_per_layer=2),
+            TypeError,
+            "wqk.open(ref, heads_per_layer=...) in place of the ref",
+        ),
+        Mistake(lambda: wqk.compose(desk.pair, "K"), TypeError, 'wqk.compose(ref, kind="k")'),
+        Mistake(lambda: wqk.tokens(net, 0, 1, words=3), TypeError, "tokens(): got an unexpected"),
+        Mistake(lambda: wqk.ablate(net), AttributeError, "wqk.parts(ref, text, each_head=True)"),
+        Mistake(lambda: wqk.label_heads(ref), CheckpointError, "AutoModelForCausalLM.from_pret"),
+        Mistake(lambda: model[0].ov, CheckpointError, 'wqk.demo_model("induction")'),
+        Mistake(lambda: wqk.compose(ref), CheckpointError, 'wqk.demo_model("induction")'),
+        Mistake(lambda: wqk.tokens(ref, 0, 1), CheckpointError, 'wqk.demo_model("induction")'),
         Mistake(lambda: wqk.scan(""), CheckpointError, "got an empty name"),
         Mistake(lambda: wqk.scan(torch.nn.Linear(3, 3)), UnknownFamily, "it names no model type"),
     ]

@@ -60,7 +60,7 @@ GUESSES = (
     _guess(
         call="wqk.scan(ref)",
         command=_SCAN,
-        names="compute evaluate measure run score_model stats",
+        names="WeightWatcher compute evaluate measure run score_model stats",
     ),
     _guess(
         call="wqk.explain(ref)",
@@ -86,7 +86,7 @@ GUESSES = (
         names="compare compare_models compare_runs",
     ),
     _guess(
-        call="wqk.diff(reference, candidate)",
+        call="wqk.diff(reference, candidate) of two models, or (a - b).norm / a.norm of two forms",
         command="wqk diff A B measures how far apart the forms of two checkpoints are",
         names="distance",
     ),
@@ -131,6 +131,11 @@ GUESSES = (
         call="wqk.tokens(ref, layer, head)",
         command="wqk tokens REF --layer L --head H shows the tokens that a head matches",
         names="directions logit_lens vocabulary",
+    ),
+    _guess(
+        call="wqk.parts(ref, text, each_head=True), with the loss without each head's scores",
+        command="",
+        names="ablate ablate_head ablate_heads ablation knockout zero_ablate",
     ),
     _guess(
         call="wqk.compose(ref)",
@@ -361,6 +366,20 @@ KEYWORD_ADVICE = {
     **dict.fromkeys(
         ("ax", "axes", "axis"), "the figure has axes of its own; save it with figure.savefig(path)"
     ),
+    **dict.fromkeys(
+        ("args", "input_ids", "inputs", "kwargs"),
+        'what the module is called with is one argument, such as batch={"input_ids": ids}',
+    ),
+    **dict.fromkeys(
+        ("device", "device_map", "load_in_8bit"),
+        "weights are read by NumPy; wqk.scan(ref, device=...) multiplies on a GPU",
+    ),
+    "distance": "a form at a distance is wqk.open(ref)[layer, head].at(distance)",
+    **dict.fromkeys(
+        ("progress", "quiet", "show_progress", "silent", "verbose"),
+        "nothing is printed unless on_progress= is passed; leave it out",
+    ),
+    "trust_remote_code": "no code of a checkpoint is run; leave it out",
     "config": "options of wqk.open replace a configuration: wqk.open(ref, family=..., "
     "heads_per_layer=..., key_heads=...)",
     **dict.fromkeys(

@@ -42,6 +42,10 @@ FUNCTIONS = {
 }
 
 
+# Methods of polars' frames that compute one result of several rows.
+FRAME_AGGREGATES = frozenset(
+    ["count", "max", "mean", "median", "min", "quantile", "std", "sum", "var"]
+)
 # Methods of pandas' frames that a table has by way of `to_pandas`.
 PANDAS = frozenset(
     [
@@ -69,10 +73,9 @@ PANDAS_RANKINGS = frozenset(["nlargest", "nsmallest"])
 POLARS = (
     "columns",
     "dtypes",
-    "group_by",
     "head",
     "schema",
-    "select",
+    "shape",
     "tail",
     "to_dicts",
     "to_numpy",
@@ -91,10 +94,17 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         **dict.fromkeys(("markdown", "to_markdown"), "_to_markdown"),
         "to_parquet": "write",
         "save": "write",
+        "write_csv": "_to_csv",
+        "write_json": "_to_json",
+        "write_parquet": "write",
+        "group_by": "_group_by",
+        "select": "_select",
         "sort": "_sort",
         "sort_values": "_sort_values",
         "where": "filter",
         "to_polars": "frame.clone",
+        "to_string": "__repr__",
+        "values": "frame.to_numpy()",
         **{name: f"frame.{name}" for name in POLARS},
     },
     "Result": {
@@ -118,7 +128,8 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "dtype": "_dtype",
     },
     "Block": {
-        **dict.fromkeys(("qk", "W_qk", "W_QK"), "form"),
+        **dict.fromkeys(("qk", "QK", "W_qk", "W_QK"), "form"),
+        **dict.fromkeys(("attention", "attn"), "_itself"),
         **{name: f"form.{name}" for name in ("directionality", "norm", "symmetry")},
         **dict.fromkeys(("n_heads", "num_heads", "num_attention_heads"), "head_count"),
         **dict.fromkeys(("n_kv_heads", "num_key_value_heads", "num_kv_heads"), "key_head_count"),
@@ -128,14 +139,14 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         "W_K": "heads.key",
     },
     "Head": {
-        **dict.fromkeys(("QK", "W_QK"), "qk"),
+        **dict.fromkeys(("form", "QK", "W_QK"), "qk"),
         **dict.fromkeys(("OV", "W_OV"), "ov"),
         **dict.fromkeys(("W_V", "W_v", "v"), "ov.query"),
         **dict.fromkeys(("W_O", "W_o", "o"), "ov.key.T"),
     },
     "BilinearForm": {
-        **dict.fromkeys(("W_Q", "W_q", "q"), "query"),
-        **dict.fromkeys(("W_K", "W_k", "k"), "key"),
+        **dict.fromkeys(("W_Q", "W_q", "q", "query_weight"), "query"),
+        **dict.fromkeys(("W_K", "W_k", "k", "key_weight"), "key"),
         **dict.fromkeys(("M", "matrix", "AB"), "dense()"),
         **dict.fromkeys(("sym", "symmetric"), "symmetric_part"),
         **dict.fromkeys(("antisym", "antisymmetric", "antisymmetric_part"), "skew_part"),
@@ -143,6 +154,8 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         **dict.fromkeys(("eigs", "eigvals"), "eigenvalues"),
         **dict.fromkeys(("fro", "frobenius", "frobenius_norm"), "norm"),
         **dict.fromkeys(("svals", "svdvals"), "singular_values"),
+        "directionality_score": "directionality",
+        "symmetry_score": "symmetry",
         **dict.fromkeys(("to_array", "to_numpy"), "numpy"),
         **dict.fromkeys(("to_dense", "todense", "toarray"), "dense"),
         **dict.fromkeys(("heatmap", "imshow", "show"), "plot"),
@@ -152,7 +165,8 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
     },
     "Clipper": {"step": "__call__"},
     "Monitor": {
-        "step": "__call__",
+        **dict.fromkeys(("log", "record", "step", "update"), "__call__"),
+        **dict.fromkeys(("df", "frame"), "table.frame"),
         "to_pandas": "table.to_pandas",
         **dict.fromkeys(("history", "scores"), "table"),
     },
@@ -207,6 +221,7 @@ KEYWORDS = {
     **dict.fromkeys(("filename", "log_path", "out"), "path"),
     "all": "everything",
     "fold_ln": "fold_norm",
+    "distance": "distances",
     "layer": "layers",
     "per_head": "heads",
     **dict.fromkeys(("tau", "threshold"), "limit"),
@@ -215,7 +230,7 @@ KEYWORDS = {
     **dict.fromkeys(("n_kv_heads", "num_kv_heads", "num_key_value_heads"), "key_heads"),
 }
 # Keywords whose value is a list; a single number stands for a list of one.
-LISTS = ("layers",)
+LISTS = ("distances", "layers")
 
 
 def meant_keywords(known: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,8 @@ from wqk._synonyms import KEYWORDS, attribute, meant_attribute, meant_keywords
 
 # Longer messages are shortened, because some quote the content of a hostile file.
 LONGEST_MESSAGE = 500
+# Folder of the models that `wqk.demo_model` returns.
+DEMO_MODELS = Path(__file__).parent / "reporting" / "demo_models"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -266,6 +268,19 @@ def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
     return f"; did you mean {meanings[close[0]]!r}?" if close else ""
 
 
+def demo_advice(checkpoint: str) -> str:
+    """Return the end of a message on weights that a demo model lacks; empty for other checkpoints.
+
+    Examples
+    --------
+    >>> demo_advice(str(DEMO_MODELS / "encoder")), demo_advice("bert")
+    ('; the demo model with all weights is wqk.demo_model("induction")', '')
+    """
+    if Path(checkpoint).parent != DEMO_MODELS:
+        return ""
+    return '; the demo model with all weights is wqk.demo_model("induction")'
+
+
 def public(
     package: str,
     file: str,
@@ -334,8 +349,10 @@ def called_as(call: str) -> Callable[[Function], Function]:
                 return function(*arguments, **options)
             except TypeError:
                 if problem := _misfit(function, arguments, options):
-                    message = f"{function.__name__}(): {problem}; expected {call}"
-                    raise TypeError(message) from None
+                    name = call.partition("(")[0].rpartition(".")[2]
+                    if function.__name__ == "__init__":
+                        name = function.__qualname__.partition(".")[0]
+                    raise TypeError(f"{name}(): {problem}; expected {call}") from None
                 raise
 
         return decorated  # type: ignore[return-value]
@@ -376,7 +393,7 @@ def keyword_advice(name: str, known: Iterable[str]) -> str:
     known = [*known]
     meaning = KEYWORDS.get(name, name)
     if meaning in OPENING_KEYWORDS and meaning not in known:
-        return f"; the keyword belongs to wqk.open(ref, {meaning}=...), whose model is a ref"
+        return f"; pass wqk.open(ref, {meaning}=...) in place of the ref"
     if name in KEYWORD_ADVICE:
         return f"; {KEYWORD_ADVICE[name]}"
     synonyms = {word: meaning for word, meaning in KEYWORDS.items() if meaning in known}

@@ -34,6 +34,10 @@ from wqk.storage.references import HubOptions, check_options
 MODEL_SYNONYMS = {
     "attention": "layers",
     "block_count": "len(model)",
+    **dict.fromkeys(
+        ("W_E", "W_U", "embed", "embeddings", "unembed", "wte"),
+        "wqk.tokens(model, layer, head), or model.checkpoint.tensors()",
+    ),
     "cfg": 'n_layers, model.n_heads, model.d_model and model.config["name"]',
     "coupling": "wqk.coupling(model, layer=0)",
     "head": "model[layer, head]",
@@ -46,6 +50,8 @@ MODEL_SYNONYMS = {
     **dict.fromkeys(("ov", "OV", "W_OV"), "model[layer].ov, or model[layer, head].ov"),
     **dict.fromkeys(("query", "q", "W_q", "W_Q"), "model[layer].W_Q, or model[layer, head].W_Q"),
     **dict.fromkeys(("key", "k", "W_k", "W_K"), "model[layer].W_K, or model[layer, head].W_K"),
+    **dict.fromkeys(("value", "v", "W_v", "W_V"), "model[layer, head].W_V"),
+    **dict.fromkeys(("output", "o", "W_o", "W_O"), "model[layer, head].W_O"),
     "plot": "wqk.scan(model).plot()",
     **dict.fromkeys(("directionality", "scores", "symmetry", "to_pandas"), "wqk.scan(model)"),
     **dict.fromkeys(("named_parameters", "parameters", "state_dict"), "checkpoint.tensors()"),
@@ -177,6 +183,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
         The arguments of `open`.
     """
 
+    @called_as("wqk.open(ref)")
     def __init__(
         self,
         checkpoint: Checkpoint,

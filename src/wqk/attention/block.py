@@ -38,6 +38,7 @@ from wqk.forms.arrays import array_namespace, is_number
 BLOCK_SYNONYMS = {
     "coupling": "wqk.coupling(block)",
     "head": "block[index]",
+    "key_heads": "key_head_count",
 }
 
 
@@ -65,6 +66,11 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     >>> block[2].qk
     BilinearForm(128 × 128, rank 32)
     """
+
+    @property
+    def _itself(self) -> Block:
+        """Return the block, which is an attention."""
+        return self
 
     @property
     def heads(self) -> Heads:

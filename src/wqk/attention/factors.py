@@ -30,7 +30,7 @@ import numpy as np
 from wqk._machine import cached_property
 from wqk._typing import Array, Float
 from wqk.checkpoints import Checkpoint, Part
-from wqk.errors import CheckpointError, NonFiniteWeights
+from wqk.errors import CheckpointError, NonFiniteWeights, demo_advice
 from wqk.families import AttentionPlan, Composed, Norm, Side
 from wqk.families.windows import ChunkWindow, LocalWindow
 from wqk.forms import BilinearForm
@@ -307,6 +307,7 @@ class BlockWeights:
         if self.plan.value is None or self.plan.output is None:
             raise CheckpointError(
                 f"layer {self.layer} of the {self.stack}: {lack_of_values(self.plan)}"
+                f"{demo_advice(self.checkpoint.name)}"
             )
         return self._factors(self.plan.value, self.plan.output)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, demo_advice
 
 if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
@@ -116,6 +116,6 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
             reason, condition = f"several might be it: {', '.join(tables[:4])}", ""
         raise CheckpointError(
             f"{checkpoint.name}: no table of token embeddings of width {width} ({reason}); "
-            f"{condition}name the tensor (embeddings=NAME)"
+            f"{condition}name the tensor (embeddings=NAME){demo_advice(checkpoint.name)}"
         )
     return tables[0]

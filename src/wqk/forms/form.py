@@ -46,15 +46,20 @@ FORM_SYNONYMS = {
     "A": "query",
     "B": "key",
     **dict.fromkeys(("cosine", "cosine_similarity"), "(a @ b.T).trace / (a.norm * b.norm)"),
+    **dict.fromkeys(("at", "rotate", "rope"), "wqk.open(ref)[layer, head].at(distance)"),
     "directions": "svd(), or wqk.tokens(ref, layer, head, directions=5)",
     "W_qk": "dense()",
     "score": "form(x, y)",
     "spectrum": "singular_values()",
+    "effective_rank": 'wqk.scan(ref, measures=["spectrum"])',
+    "stable_rank": "(form.norm / form.S[0]) ** 2",
 }
+# Names of arrays: a form has them as its dense matrix.
+ARRAY_CALLS = {name: f"numpy().{name}" for name in dir(np.ndarray) if not name.startswith("_")}
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls=METHOD_CALLS):
+class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **METHOD_CALLS}):
     """M = query · keyᵀ, or a stack of such forms.
 
     The leading axes stack forms and broadcast, so query heads may share a key head. Factors are

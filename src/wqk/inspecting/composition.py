@@ -32,7 +32,7 @@ from wqk._style import current
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lack_of_values, lacks_norm, omissions
-from wqk.errors import CheckpointError, TableError, called_as, errors_about
+from wqk.errors import CheckpointError, TableError, called_as, demo_advice, errors_about
 from wqk.families import AttentionPlan, Place
 from wqk.forms import chaining
 from wqk.forms.chaining import End
@@ -322,7 +322,7 @@ class CompositionTable(Table):
         yield Text("\n".join(notes), style="dim")
 
 
-@called_as("wqk.compose(ref)")
+@called_as('wqk.compose(ref), or wqk.compose(ref, kind="k")')
 def compose(
     ref: Any,
     *,
@@ -421,7 +421,7 @@ class StreamBlocks:
         if not any(map(_has_values, plans)):
             raise CheckpointError(
                 f"{lack_of_values(plans[0])}; without values and outputs, no head is known to "
-                "write anything"
+                f"write anything{demo_advice(checkpoint.name)}"
             )
         if all(map(self._unfolded, plans)):
             raise CheckpointError(

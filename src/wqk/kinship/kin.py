@@ -152,6 +152,7 @@ class Kinship(
         "verdict": "conclusion",
         "checkpoint": "reference",
         "other": "candidate",
+        **dict.fromkeys(("distance", "score", "similarity"), "p, or closeness"),
     },
 ):
     """Evidence of the relation of two models, from their queries and keys.

@@ -69,7 +69,8 @@ def network_of(model: Any, what: str) -> Any:
     if not hasattr(network, "named_modules"):
         raise CheckpointError(
             f"a model in memory is {what}: expected an nn.Module, or a Model opened from one, got "
-            f"{type(network).__name__}; load the checkpoint first, with the class of the model"
+            f"{type(network).__name__}; load the checkpoint first, with the class of the "
+            "model: transformers.AutoModelForCausalLM.from_pretrained(folder)"
         )
     return network
 

@@ -176,11 +176,11 @@ def _live_display() -> Callable[[ScoreTable], None]:
 
 
 # Names that are tried on a monitor, with the names to use instead.
-SYNONYMS = dict.fromkeys(("frame", "scores", "history", "rows"), "table") | {
+SYNONYMS = dict.fromkeys(("rows", "to_frame"), "table.frame") | {
     "plot": "table.plot()",
     "report": "wqk.report(monitor.table, path)",
     "summary": "latest",
-    **dict.fromkeys(("record", "update", "log", "score"), "monitor(step)"),
+    "score": "monitor(step)",
 }
 
 
@@ -377,7 +377,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self.latest: ScoreTable | None = None
         self.costs: list[LookCost] = []
 
-    @called_as("monitor(step)")
+    @called_as("monitor(step), with the number of optimizer steps done so far")
     def __call__(self, step: int) -> dict[str, float]:
         """Compute scores if they are due after ``step`` optimizer steps.
 

@@ -30,7 +30,7 @@ from wqk.checkpoints import Part, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, called_as
 from wqk.families import AttentionPlan, Place
 from wqk.live.addresses import PROVEN, Learned
 from wqk.live.learning import family_file
@@ -249,6 +249,7 @@ class Verification(Result):
             yield Text(f"\nlearned, as a family file:\n\n{self.family_file}")
 
 
+@called_as("wqk.verify(model, batch), or wqk.verify(ref)")
 def verify(
     ref: Any,
     batch: Any = None,
