@@ -534,26 +534,11 @@ def _packed_floats(module: Module, scheme: WeightScheme | None) -> QuantizedMatr
     """Return a weight of 4-bit floats: NVFP4, with scales in float8; or MXFP4, with exponents."""
     outputs, row_bytes = module.shape(".weight_packed", "U8")
     inputs = 2 * row_bytes
-    scales_shape = module.shape(".weight_scale", "F8_E4M3 U8 F8_E8M0")
+    columns_of_group = module.group_width(".weight_scale", "F8_E4M3 U8 F8_E8M0", (outputs, inputs))
     is_nvfp4 = module.info(".weight_scale").dtype == "F8_E4M3"
-    if scales_shape[0] != outputs:
-        raise module.error(
-            ".weight_scale",
-            f"of shape {scales_shape} for {outputs} outputs",
-            expected=f"({outputs}, groups)",
-            actual=scales_shape,
-        )
-    columns_of_group = group_size(inputs, scales_shape[1], module.name(".weight_scale"))
     if scheme:
         _require_floats(module, scheme, bits=4)
-        if scheme.group not in (None, columns_of_group):
-            raise module.error(
-                ".weight_scale",
-                f"of shape {scales_shape} has groups of another size than the configuration sets",
-                expected=scheme.group,
-                actual=columns_of_group,
-                remedy=CORRECT,
-            )
+        module.require_group_width(".weight_scale", scheme.group, columns_of_group)
     components = {
         "codes": module.component(".weight_packed", 1),
         "scales": module.component(".weight_scale", 1),

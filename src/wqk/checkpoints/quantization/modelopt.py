@@ -27,7 +27,6 @@ from wqk.checkpoints.quantization.matrix import (
     FLOAT4_STEP,
     Arrays,
     QuantizedMatrix,
-    group_size,
     nibbles,
     scaled,
     uniform_grid,
@@ -122,23 +121,8 @@ def _nvfp4(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
     """Return a weight in NVFP4: 4-bit floats, under scales in float8, under one scale of all."""
     outputs, row_bytes = module.shape(".weight", "U8")
     inputs = 2 * row_bytes
-    scales_shape = module.shape(".weight_scale", "F8_E4M3")
-    if scales_shape[0] != outputs:
-        raise module.error(
-            ".weight_scale",
-            "has another number of rows than the weight",
-            expected=f"({outputs}, groups)",
-            actual=scales_shape,
-        )
-    columns_of_group = group_size(inputs, scales_shape[1], module.name(".weight_scale"))
-    if settings.group not in (None, columns_of_group):
-        raise module.error(
-            ".weight_scale",
-            f"of shape {scales_shape} has groups of another size than the configuration sets",
-            expected=settings.group,
-            actual=columns_of_group,
-            remedy=CORRECT,
-        )
+    columns_of_group = module.group_width(".weight_scale", "F8_E4M3", (outputs, inputs))
+    module.require_group_width(".weight_scale", settings.group, columns_of_group)
     global_shape = module.shape(".weight_scale_2", "F32", axes=None)
     if size(global_shape) != 1:
         raise module.error(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
-from wqk.checkpoints.quantization.matrix import Arrays, Component, QuantizedMatrix
+from wqk.checkpoints.quantization.matrix import Arrays, Component, QuantizedMatrix, group_size
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -167,6 +167,44 @@ class Module:
                 f"{self.name(ending)}: is missing, although the configuration sets {promise}; "
                 f"{CORRECT}"
             )
+
+    def group_width(self, ending: str, dtypes: str, shape: tuple[int, int]) -> int:
+        """Return the number of columns that share a scale, of scales (outputs, groups).
+
+        Parameters
+        ----------
+        ending, dtypes
+            The tensor of the scales, and the types that it may have, as for `shape`.
+        shape
+            Outputs and inputs of the weight.
+
+        Raises
+        ------
+        CheckpointError
+            The scales have other rows than the weight, or groups that do not divide its columns.
+        """
+        outputs, inputs = shape
+        scales_shape = self.shape(ending, dtypes)
+        if scales_shape[0] != outputs:
+            raise self.error(
+                ending,
+                f"of shape {scales_shape} for {outputs} outputs",
+                expected=f"({outputs}, groups)",
+                actual=scales_shape,
+            )
+        return group_size(inputs, scales_shape[1], self.name(ending))
+
+    def require_group_width(self, ending: str, expected: int | None, actual: int) -> None:
+        """Refuse groups of another width than the configuration sets, if it sets one."""
+        if expected in (None, actual):
+            return
+        raise self.error(
+            ending,
+            "has groups of another size than the configuration sets",
+            expected=expected,
+            actual=actual,
+            remedy=CORRECT,
+        )
 
     def component(self, ending: str, rows: int = 0) -> Component:
         """Return a tensor of the module as a component of its matrix; see `Component`."""
