@@ -487,8 +487,7 @@ OPTION_GUESSES = (
     ),
     _option_guess(
         "--encoder --decoder --model",
-        advice="both models are scanned; wqk scan scores one of the folders that "
-        'wqk.demo_model("encoder") and wqk.demo_model("decoder") name in Python',
+        advice="both models are scanned; wqk scan demo:encoder or demo:decoder scores one",
         verb="demo",
     ),
     # Guesses of all verbs that have an option with the effect.

@@ -124,6 +124,23 @@ def test_a_guess_leads_to_the_right_call(arguments: list[str], advice: str) -> N
     assert stderr.count("Error:") + stderr.count("wqk: ") == 1
 
 
+@pytest.mark.parametrize("name", ["encoder", "decoder", "induction"])
+def test_demo_models_have_names(name: str) -> None:
+    shown = run("explain", f"demo:{name}", "--json").stdout
+    assert shown == run("explain", wqk.demo_model(name), "--json").stdout
+    assert f"demo:{name}" in run("scan", name, exits=2).stderr
+
+
+def test_a_report_takes_a_demo_model_by_name(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    run("report", "demo:encoder", "-o", page)
+    assert page.stat().st_size
+
+
+def test_no_other_demo_model_is_named() -> None:
+    assert "encoder, decoder, induction" in run("scan", "demo:bert", exits=2).stderr
+
+
 def test_a_dissimilar_option_is_not_suggested() -> None:
     message = run("verify", ENCODER, "--seeds-of-doubt", exits=2).stderr
     assert message.endswith("No such option '--seeds-of-doubt'\n")

@@ -29,11 +29,52 @@ class PathType(click.Path):
         return super().convert(value, param, ctx)
 
 
+DEMO_PREFIX = "demo:"
+# Names that no repository has, and that are meant for the package's own models.
+DEMO_NAMES = ("demo", "encoder", "decoder", "induction")
+
+
+def expand_demo(value: Any) -> Any:
+    """Return the folder of ``demo:NAME``, a small model of the package; other values as they are.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such model.
+
+    Examples
+    --------
+    >>> Path(expand_demo("demo:encoder")).name, expand_demo("gpt2")
+    ('encoder', 'gpt2')
+    """
+    if not isinstance(value, str) or not value.startswith(DEMO_PREFIX):
+        return value
+    from wqk.reporting.demo import demo_model
+
+    return str(demo_model(value.removeprefix(DEMO_PREFIX)))  # type: ignore[arg-type]
+
+
+class SourceType(PathType):
+    """A table, or a checkpoint that is a path or ``demo:NAME``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check what was typed."""
+        return super().convert(expand_demo(value), param, ctx)
+
+
 class ReferenceType(click.Path):
-    """A checkpoint: a path, which a shell completes, or another reference."""
+    """A checkpoint: a path, which a shell completes, ``demo:NAME``, or another reference."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check what was typed: a number is meant for an option before it, which takes none."""
+        value = expand_demo(value)
+        if value in DEMO_NAMES and not Path(value).exists():
+            self.fail(
+                f"{value}: there is no such file or folder; the package's own models are "
+                "demo:encoder, demo:decoder and demo:induction",
+                param,
+                ctx,
+            )
         if isinstance(value, str) and value.isdecimal() and not Path(value).exists():
             self.fail(
                 f"{value} is a number; expected a folder, a file or a Hub id. "
@@ -46,6 +87,7 @@ class ReferenceType(click.Path):
 
 REF = ReferenceType(readable=False)
 PATH = PathType(path_type=Path)
+SOURCE = SourceType(path_type=Path)
 FILE = PathType(path_type=Path, dir_okay=False)
 FOLDER_PATH = PathType(path_type=Path, file_okay=False)
 

@@ -123,9 +123,9 @@ def scan(
 ) -> None:
     """Score the query-key form of every layer.
 
-    REF is a folder, a file, an https:// URL, or a Hub id such as
-    google-bert/bert-base-uncased. For a training run's folder, all its checkpoint-* steps are
-    scored.
+    REF is a folder, a file, an https:// URL, a Hub id such as
+    google-bert/bert-base-uncased, or demo:encoder, demo:decoder or demo:induction, a small model
+    of the package. For a training run's folder, all its checkpoint-* steps are scored.
 
     \b
     Columns:

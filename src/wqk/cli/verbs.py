@@ -17,6 +17,7 @@ from wqk.cli.options import (
     PATH,
     POSITIVE,
     REF,
+    SOURCE,
     Number,
     Several,
     csv_output,
@@ -391,7 +392,7 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE|REF...")
+@click.argument("sources", nargs=-1, required=True, type=SOURCE, metavar="TABLE|REF...")
 @click.option(
     "--details",
     "details_files",
@@ -542,7 +543,8 @@ def models(word: str, out: Path | None, as_json: bool, as_csv: bool) -> None:
 def demo(out: Path, report: Path, as_json: bool, as_csv: bool) -> None:
     """Scan an encoder and a decoder trained with the same recipe, side by side.
 
-    Needs no network and no PyTorch.
+    Needs no network and no PyTorch. Every command that reads a checkpoint takes demo:encoder,
+    demo:decoder and demo:induction, the small models of the package.
     """
     from wqk._style import save_figure
     from wqk.cli import display
