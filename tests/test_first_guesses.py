@@ -17,11 +17,11 @@ import pytest
 from tests import small
 
 import wqk
-from wqk.errors import CheckpointError, FormError, RunError, TableError, UnknownFamily
+from wqk.errors import CheckpointError, FormError, OutputError, RunError, TableError, UnknownFamily
 
 Call = Callable[[], Any]
 
-FIRST_THAT_WORK, GOALS_THAT_WORK = 101, 106  # of all goals
+FIRST_THAT_WORK, GOALS_THAT_WORK = 104, 109  # of all goals
 
 
 class Mistake(NamedTuple):
@@ -292,6 +292,12 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
         "a block's attention": [lambda: model.blocks[0].attn.W_Q],
         "the form of a head": [lambda: model[0, 1].form.symmetry_score],
         "weights of a head": [lambda: model[0, 1].query_weight],
+        "rows of a layer": [lambda: wqk.scan(ref).filter(layer=2)],
+        "two tables in one": [
+            lambda: wqk.join(wqk.scan(ref), wqk.scan(other_ref)),
+            lambda: wqk.join([wqk.scan(ref), wqk.scan(other_ref)]),
+        ],
+        "a callback with other words": [lambda: wqk.ScoreCallback("run", every_n_steps=200)],
         "a step's scores": [lambda: wqk.Monitor(net).log(0), lambda: wqk.Monitor(net)(0)],
         "scores of a monitor": [lambda: followed(net).frame, lambda: followed(net).history],
         "what is printed": [lambda: 1 / (str(wqk.same(ref, ref)) == repr(wqk.same(ref, ref)))],
@@ -461,6 +467,32 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: model[0].ov, CheckpointError, 'wqk.demo_model("induction")'),
         Mistake(lambda: wqk.compose(ref), CheckpointError, 'wqk.demo_model("induction")'),
         Mistake(lambda: wqk.tokens(ref, 0, 1), CheckpointError, 'wqk.demo_model("induction")'),
+        Mistake(lambda: wqk.scan(ref).filter(lyer=2), TableError, "did you mean 'layer'"),
+        Mistake(
+            lambda: wqk.ScoreCallback("run", 200), TypeError, "ScoreCallback(folder, every=200"
+        ),
+        Mistake(
+            lambda: wqk.ScoreCallback("run", evry=200),
+            TypeError,
+            "'evry'; did you mean 'every'?; its options are those of wqk.Monitor",
+        ),
+        Mistake(lambda: wqk.Monitor(net).save(), AttributeError, "'table.write(path)'"),
+        Mistake(lambda: wqk.clip_(net, batch, 100), FormError, "wqk.clip_(model, limit, wqk.logit"),
+        Mistake(lambda: wqk.survey([ref], out="a.parquet"), OutputError, "a survey needs a folder"),
+        Mistake(lambda: wqk.demo_model(), TypeError, 'wqk.demo_model("encoder"), "decoder" or'),
+        Mistake(lambda: model[0].causal, AttributeError, "did you mean 'plan.causal'"),
+        Mistake(lambda: model.to("cuda"), AttributeError, 'wqk.scan(model, device="cuda")'),
+        Mistake(
+            lambda: wqk.symmetry(desk.a, desk.b, heads=2),
+            TypeError,
+            "symmetry(): got an unexpected keyword argument 'heads'; expected wqk.symmetry(form)",
+        ),
+        Mistake(
+            lambda: wqk.attention_matrices(net, batch)[0, 1],
+            CheckpointError,
+            "matrices[layer][:, head]",
+        ),
+        Mistake(lambda: wqk.label_heads(net).induction, AttributeError, "of('induction')"),
         Mistake(lambda: wqk.scan(""), CheckpointError, "got an empty name"),
         Mistake(lambda: wqk.scan(torch.nn.Linear(3, 3)), UnknownFamily, "it names no model type"),
     ]

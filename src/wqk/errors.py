@@ -392,7 +392,7 @@ def keyword_advice(name: str, known: Iterable[str]) -> str:
     """
     known = [*known]
     meaning = KEYWORDS.get(name, name)
-    if meaning in OPENING_KEYWORDS and meaning not in known:
+    if meaning in OPENING_KEYWORDS and meaning not in known and "form" not in known:
         return f"; pass wqk.open(ref, {meaning}=...) in place of the ref"
     if name in KEYWORD_ADVICE:
         return f"; {KEYWORD_ADVICE[name]}"

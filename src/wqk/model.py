@@ -52,6 +52,8 @@ MODEL_SYNONYMS = {
     **dict.fromkeys(("key", "k", "W_k", "W_K"), "model[layer].W_K, or model[layer, head].W_K"),
     **dict.fromkeys(("value", "v", "W_v", "W_V"), "model[layer, head].W_V"),
     **dict.fromkeys(("output", "o", "W_o", "W_O"), "model[layer, head].W_O"),
+    **dict.fromkeys(("cuda", "device", "to"), 'wqk.scan(model, device="cuda")'),
+    **dict.fromkeys(("n_params", "num_parameters"), 'wqk.scan(model)["parameters"]'),
     "plot": "wqk.scan(model).plot()",
     **dict.fromkeys(("directionality", "scores", "symmetry", "to_pandas"), "wqk.scan(model)"),
     **dict.fromkeys(("named_parameters", "parameters", "state_dict"), "checkpoint.tensors()"),

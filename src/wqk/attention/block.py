@@ -39,6 +39,8 @@ BLOCK_SYNONYMS = {
     "coupling": "wqk.coupling(block)",
     "head": "block[index]",
     "key_heads": "key_head_count",
+    **{name: f"plan.{name}" for name in ("causal", "clip", "scale", "sinks", "softcap", "window")},
+    **dict.fromkeys(("rope", "rotary"), "plan.rotary"),
 }
 
 

@@ -52,7 +52,7 @@ FORM_SYNONYMS = {
     "score": "form(x, y)",
     "spectrum": "singular_values()",
     "effective_rank": 'wqk.scan(ref, measures=["spectrum"])',
-    "stable_rank": "(form.norm / form.S[0]) ** 2",
+    "stable_rank": "form.norm**2 / form.S[0] ** 2",
 }
 # Names of arrays: a form has them as its dense matrix.
 ARRAY_CALLS = {name: f"numpy().{name}" for name in dir(np.ndarray) if not name.startswith("_")}
@@ -61,6 +61,9 @@ ARRAY_CALLS = {name: f"numpy().{name}" for name in dir(np.ndarray) if not name.s
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **METHOD_CALLS}):
     """M = query · keyᵀ, or a stack of such forms.
+
+    Numbers that follow from sums over the entries are properties: ``form.norm``, ``form.symmetry``,
+    ``form.trace``. What needs a decomposition is a method: ``form.svd()``, ``form.eigenvalues()``.
 
     The leading axes stack forms and broadcast, so query heads may share a key head. Factors are
     arrays of NumPy, PyTorch (gradients flow) or any other array-API library, or nested lists. Half
@@ -393,7 +396,8 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
     def __matmul__(self, other: Any) -> Any:
         """Return the product with a vector (d_key,), a matrix (..., d_key, N) or a form.
 
-        Products with matrices and forms are forms, of the smallest rank that the factors give.
+        Products with matrices and forms are forms, of the smallest rank that the factors give:
+        ``x @ form @ y.T`` has the entries of the array ``form(x, y)``, and no array is built.
 
         Examples
         --------

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float, Scores
-from wqk.errors import FormError
+from wqk.errors import FormError, called_as
 from wqk.forms.arrays import array_namespace, stacked_as
 from wqk.forms.form import BilinearForm
 from wqk.forms.kernels import directionalities, quotient, root, times_power
@@ -37,6 +37,7 @@ Weight = Literal["norm", "excess"]
 WEIGHTS: tuple[Weight, ...] = ("norm", "excess")
 
 
+@called_as("wqk.symmetry(form), or wqk.symmetry(query, key)")
 def symmetry(form: BilinearForm | Any, key: Any = None) -> Scores:
     """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
@@ -97,6 +98,7 @@ def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Scores:
     return _as_form(form, key).symmetry_null
 
 
+@called_as("wqk.directionality(form), or wqk.directionality(query, key)")
 def directionality(
     form: BilinearForm | Any, key: Any = None, *, gamma: float = 2.0, weight: Weight = "norm"
 ) -> Scores:

@@ -12,8 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk._synonyms import meant_keywords
 from wqk._typing import FilePath
-from wqk.errors import MissingPackage, install
+from wqk.errors import MissingPackage, called_as, install, keyword_advice
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
 from wqk.live.scoring import Tracker
@@ -65,6 +66,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     and then ``callback.attach(trainer)``.
     """
 
+    @called_as("wqk.ScoreCallback(folder, every=200)")
     def __init__(
         self,
         folder: str | PathLike[str],
@@ -75,7 +77,15 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         heads_per_layer: int | None = None,
         **options: Any,
     ) -> None:
-        inspect.signature(Monitor).bind(None, **options)  # a TypeError for other options
+        known = inspect.signature(Monitor).parameters
+        options = meant_keywords(known, options)
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"ScoreCallback(): got an unexpected keyword argument {name!r}"
+                    f"{keyword_advice(name, known)}; its options are those of wqk.Monitor"
+                )
+        inspect.signature(Monitor).bind(None, **options)  # a TypeError for an option given twice
         self.folder = Path(folder)
         self._clip, self._clip_every = clip, clip_every
         self._clipper: Clipper | None = None

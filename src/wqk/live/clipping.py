@@ -412,7 +412,10 @@ def _checked_limit(limit: Any) -> float:
     """Return the limit as a number; `FormError` if it is not positive and finite."""
     value = _as_number(limit)
     if value is None or not 0 < value < math.inf:
-        raise FormError(f"limit must be a positive number, got {_shortened(limit)}")
+        advice = ""
+        if value is None:
+            advice = "; expected wqk.clip_(model, limit, wqk.logits(model, batch))"
+        raise FormError(f"limit must be a positive number, got {_shortened(limit)}{advice}")
     return value
 
 

@@ -54,6 +54,7 @@ PERIOD, SEQUENCES = 32, 4
 
 PATTERNS = ("previous_token", "duplicate_token", "induction", "first_token")
 SCORES = (*PATTERNS, "copying")
+LABEL_SYNONYMS = {"labels": "frame", **{label: f"of({label!r})" for label in SCORES}}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class LabeledHead:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadLabels(Result):
+class HeadLabels(Result, synonyms=LABEL_SYNONYMS):
     """Heads of a model with scores and labels."""
 
     heads: tuple[LabeledHead, ...]

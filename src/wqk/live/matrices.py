@@ -53,9 +53,12 @@ class AttentionMatrices(Result):
             names = [name for name in self.blocks if not isinstance(name, str) and name[2] == block]
         if len(names) != 1:
             known = ", ".join(map(repr, self.blocks))
+            advice = ""
+            if isinstance(block, tuple) and len(block) == 2:
+                advice = "; the weights of a head are matrices[layer][:, head]"
             raise CheckpointError(
                 f"attention of {block!r}: {counted(len(names), 'block')} of this name; expected "
-                f"one of {known}"
+                f"one of {known}{advice}"
             )
         (*earlier, last) = self.blocks[names[0]]
         if earlier:

@@ -180,6 +180,7 @@ SYNONYMS = dict.fromkeys(("rows", "to_frame"), "table.frame") | {
     "plot": "table.plot()",
     "report": "wqk.report(monitor.table, path)",
     "summary": "latest",
+    **dict.fromkeys(("save", "write"), "table.write(path)"),
     "score": "monitor(step)",
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import numpy as np
 
 from wqk._style import SCORE_LABELS, new_figure, style
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, called_as
 from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan
@@ -50,6 +50,7 @@ CLAIMS = {
 CHANCE = {"symmetry": 0.02, "directionality_excess": 0.8}
 
 
+@called_as('wqk.demo_model("encoder"), "decoder" or "induction"')
 def demo_model(name: Name) -> Path:
     """Folder of a small model that ships with the package.
 

@@ -146,13 +146,15 @@ class Table(Shown):
         """The rows of single heads."""
         return self.filter(pl.col("head").is_not_null())
 
-    def filter(self, *predicates: pl.Expr | pl.Series | str) -> Self:
+    def filter(self, *predicates: pl.Expr | pl.Series | str, **values: Any) -> Self:
         """Return the rows for which all conditions are true.
 
         Parameters
         ----------
         *predicates
             Expressions of polars, or their text: ``"symmetry > 0.5 and layer < 4"``.
+        **values
+            Columns that are equal to a value: ``layer=2``.
 
         Raises
         ------
@@ -166,12 +168,14 @@ class Table(Shown):
         >>> len(table.layers.filter("symmetry > 0.6"))
         2
         """
+        for name in values:
+            self._require_column(name)
         conditions = [
             condition(predicate) if isinstance(predicate, str) else predicate
             for predicate in predicates
         ]
         try:
-            return replace(self, frame=self.frame.filter(*conditions))
+            return replace(self, frame=self.frame.filter(*conditions, **values))
         except pl.exceptions.PolarsError as error:
             if not any(isinstance(predicate, str) for predicate in predicates):
                 raise
@@ -204,9 +208,7 @@ class Table(Shown):
         (5, 10, 4, 3)
         """
         if isinstance(key, str):
-            if key not in self.frame.columns:
-                advice = did_you_mean(key, self.frame.columns)
-                raise TableError(f"the table has no column {key!r}{advice}")
+            self._require_column(key)
             return self.frame[key]
         if isinstance(key, list) and all(name in self.frame.columns for name in key):
             return self.frame[key]
@@ -216,6 +218,12 @@ class Table(Shown):
         for column, index in zip(("layer", "head"), _pair(key), strict=False):
             table = table._only(column, index)
         return table
+
+    def _require_column(self, name: str) -> None:
+        """Raise `TableError` if the table has no such column."""
+        if name not in self.frame.columns:
+            advice = did_you_mean(name, self.frame.columns)
+            raise TableError(f"the table has no column {name!r}{advice}")
 
     def _only(self, column: str, index: int | slice) -> Self:
         """Return the rows whose number in a column is one of these, by place or slice."""
@@ -661,8 +669,10 @@ def _with_note(
     return {**metadata, "notes": [*(notes if isinstance(notes, list) else []), note]}
 
 
-def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
+def join(tables: ScoreTable | Sequence[ScoreTable], *others: ScoreTable) -> ScoreTable:
     """All rows of several tables in one, and their details.
+
+    The tables are a list, or arguments: ``wqk.join(table, other)``.
 
     If metadata disagrees, the first table's metadata is kept. Entries about single checkpoints are
     merged; if there are several checkpoints, each note begins with its checkpoint's name.
@@ -679,7 +689,7 @@ def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
     >>> len(wqk.join([wqk.scan(model, heads=False) for model in models]))
     8
     """
-    tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
+    tables = [*([tables] if isinstance(tables, ScoreTable) else tables), *others]
     if not tables:
         raise TableError("at least one table is needed, got none")
     several = len(set().union(*(table.frame["checkpoint"] for table in tables))) > 1

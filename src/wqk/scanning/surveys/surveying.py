@@ -43,6 +43,7 @@ from wqk.scanning.surveys.planning import MOST_JOBS, require_checkpoints, with_l
 from wqk.storage.references import HubAccess, check_options
 from wqk.tables.schema import KEY, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table
+from wqk.tables.writers import WRITERS
 
 if TYPE_CHECKING:
     from wqk.scanning.surveys.jobs import Job, JobOutcome
@@ -140,6 +141,11 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: is a file; a survey needs a folder")
+    if folder.suffix in WRITERS and not folder.exists():
+        raise OutputError(
+            f"{folder}: is named like a table; a survey needs a folder, in which it writes the "
+            "table scores.parquet"
+        )
     with locked(folder / ".lock", "survey"):
         survey = SurveyFolder(folder)
         if not survey.manifest.exists() and survey.scores.exists():
