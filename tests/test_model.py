@@ -181,6 +181,21 @@ def test_attentions_that_differ_in_heads_are_read_with_their_own():
         assert table[layer, :]["symmetry"].to_numpy() == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_model_has_one_number_of_heads_where_all_blocks_have_the_same():
+    import torch
+
+    counts = (4, 2, 4)
+    modules = torch.nn.ModuleList(torch.nn.MultiheadAttention(16, n) for n in counts)
+    model = wqk.open(modules)
+    names = {"n_heads": "heads", "n_kv_heads": "key heads", "d_head": "head dimensions"}
+    for name, noun in names.items():
+        expected = "[4, 8]" if name == "d_head" else "[2, 4]"
+        with pytest.raises(wqk.WqkError, match=re.escape(f"numbers of {noun}, {expected}; each")):
+            getattr(model, name)
+    same = wqk.open(torch.nn.ModuleList([modules[0], modules[2]]))
+    assert [getattr(same, name) for name in names] == [4, 4, 4]
+
+
 def test_layers_that_are_stored_but_not_counted_are_said(tmp_path: Path):
     folder = shutil.copytree(DECODER, tmp_path / "few")
     config = json.loads((folder / "config.json").read_text())

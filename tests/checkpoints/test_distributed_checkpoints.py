@@ -305,8 +305,11 @@ def megatron_tensors(small_llama: Path) -> Tensors:
     }
 
 
-def write_megatron(folder: Path, tensors: Tensors) -> None:
-    """Write one chunk for each layer and tensor-parallel rank, and what the ranks share."""
+def write_megatron(folder: Path, tensors: Tensors, **changes: Any) -> None:
+    """Write one chunk for each layer and tensor-parallel rank, and what the ranks share.
+
+    ``changes`` are other arguments of the training script.
+    """
     boxes = {}
     for name, value in tensors.items():
         shape = tuple(value.shape)
@@ -333,6 +336,7 @@ def write_megatron(folder: Path, tensors: Tensors) -> None:
         rotary_interleaved=False,
         normalization="RMSNorm",
     )
+    vars(arguments).update(changes)
     torch.save({"args": arguments, "iteration": 40}, folder / "common.pt")
     about = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     (folder / "metadata.json").write_text(json.dumps(about))
@@ -358,6 +362,56 @@ def test_megatron_core_is_compared_and_scored(tmp_path: Path, small_llama: Path)
     np.testing.assert_allclose(scores.select(columns), expected, rtol=1e-6)
     comparison = wqk.same(small_llama, folder)
     assert comparison.same, str(comparison)
+
+
+def test_gains_of_megatron_may_be_stored_as_differences_from_1(
+    tmp_path: Path, small_llama: Path
+) -> None:
+    tensors = megatron_tensors(small_llama)
+    for name in tensors:
+        if "norm" in name:
+            tensors[name] = tensors[name] - 1
+    for is_from_one in (True, False):
+        folder = tmp_path / str(is_from_one)
+        write_megatron(folder, tensors, apply_layernorm_1p=is_from_one)
+        folded = [
+            wqk.scan(model, fold_norm=True, heads=False).frame["symmetry"]
+            for model in (small_llama, folder)
+        ]
+        assert np.allclose(*folded, rtol=1e-5) == is_from_one
+        assert wqk.same(small_llama, folder).same == is_from_one
+
+
+@pytest.mark.parametrize(
+    ("changes", "rotary", "key_heads"),
+    [
+        ({}, True, 2),
+        ({"position_embedding_type": "none"}, False, 2),
+        ({"group_query_attention": False, "num_query_groups": 1}, True, 4),
+    ],
+)
+def test_arguments_of_megatron_become_settings(
+    tmp_path: Path,
+    small_llama: Path,
+    changes: dict[str, Any],
+    rotary: bool,
+    key_heads: int,
+) -> None:
+    tensors = megatron_tensors(small_llama)
+    if key_heads == 4:  # 48 rows are then the queries, keys and values of 4 heads of width 4
+        changes = {**changes, "kv_channels": 4}
+        output = "decoder.layers.self_attention.linear_proj.weight"
+        tensors[output] = tensors[output][:, :, :16]
+    write_megatron(tmp_path, tensors, **changes)
+    plan = wqk.open(tmp_path)[1].plan
+    assert (plan.rotary is not None) == rotary
+    assert plan.key.heads == key_heads
+
+
+def test_latent_attention_of_megatron_is_refused(tmp_path: Path, small_llama: Path) -> None:
+    write_megatron(tmp_path, megatron_tensors(small_llama), multi_latent_attention=True)
+    with pytest.raises(CheckpointError, match="latent attention is not read"):
+        wqk.open(tmp_path)
 
 
 def test_it_is_read_without_pytorch(tmp_path: Path) -> None:

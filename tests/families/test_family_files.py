@@ -258,6 +258,12 @@ COMMON: dict[str, tuple[Callable[[AttentionRule], Any], set[str]]] = {
 }
 
 
+def test_conditions_of_positions_name_every_side_that_the_positions_use() -> None:
+    for family in families().values():
+        for rule in family.attention:
+            assert set(rule.position_uses_if) in (set(), set(rule.position_uses)), family.name
+
+
 @pytest.mark.parametrize("common", COMMON)
 def test_tables_of_a_family_differ_only_where_their_models_do(common: str) -> None:
     value_of, differing = COMMON[common]

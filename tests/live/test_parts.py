@@ -24,6 +24,7 @@ from wqk.live.held_out import choose
 from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, ScorePart, ScorePlace, mixed
 from wqk.live.parts import share_kept
 from wqk.live.reflections import InputRoots, involution
+from wqk.reporting.pictures import parts_figure
 
 N = 7
 COMMON = {"vocab_size": 40, "bos_token_id": None, "eos_token_id": None}
@@ -318,6 +319,9 @@ def test_each_head_is_measured_alone() -> None:
         of_layers = parts.shares.filter(is_of_layer)
         places = of_heads.select("layer", "head").unique(maintain_order=True).rows()
         assert places == [(layer, head) for layer in range(2) for head in range(heads)]
+        losses = parts.shares.filter(pl.col("layer").is_null())["loss"]
+        # The next of one head is the head itself, whose part is then the symmetric part.
+        assert losses.n_unique() == len(losses) - (heads == 1)
     for column in ("part", "loss"):
         assert of_heads[column].to_list() == of_layers[column].to_list()
 
@@ -389,6 +393,37 @@ def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
     assert measured.shares.filter(part="random")["share"].null_count() == 0
     assert [row["layer"] for row in measured.to_dict()["control_size"]] == [0, 1]
     assert "of the random mirror M by layer (decoder): 1.0" in repr(measured)
+
+
+def test_a_picture_of_parts_has_each_share_and_each_loss() -> None:
+    names = ["whole", "none", "symmetric", "skew", "random, size of skew"]
+    row = {"stack": "decoder", "layer": None, "head": None}
+    shares = [1.0, 0.0, 0.8, 0.4, 0.2]
+    parts = [
+        {**row, "part": part, "share": share, "low": share - 0.1, "high": share + 0.2}
+        for part, share in zip(names, shares, strict=True)
+    ]
+    of_layers = [
+        {**parts[names.index(part)], "layer": layer, "share": (layer + 1) * share}
+        for part, share in (("symmetric", 0.3), ("skew", 0.1))
+        for layer in (0, 1)
+    ]
+    losses = {"symmetric": [2.0, 1.0], "skew": [3.0, 1.0]}
+    curves = pl.DataFrame(
+        [
+            {"stack": "decoder", "direction": direction, "factor": factor, "loss": loss}
+            for direction, both in losses.items()
+            for factor, loss in zip((0.0, 1.0), both, strict=True)
+        ]
+    )
+    figure = parts_figure(pl.DataFrame([*parts, *of_layers]), curves, "next")
+    of_losses, of_shares, by_layer = figure.axes
+    assert [line.get_ydata().tolist() for line in of_losses.lines[:2]] == [*losses.values()]
+    labels = [text.get_text() for text in of_shares.get_yticklabels()]
+    assert labels == ["random,\nsize of skew", "skew", "symmetric"]
+    points = [container.lines[0].get_xdata()[0] for container in of_shares.containers]
+    assert points == [0.2, 0.4, 0.8]
+    assert [by_layer.lines[n].get_ydata().tolist() for n in (0, 1)] == [[0.3, 0.6], [0.1, 0.2]]
 
 
 def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores(

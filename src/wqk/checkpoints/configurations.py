@@ -403,8 +403,7 @@ def _megatron(opened: Opened) -> dict[str, Any]:
         raise CheckpointError("Megatron's latent attention is not read; convert it to transformers")
     if "converted_from" not in config and not config.get("group_query_attention"):
         added["num_query_groups"] = config.get("num_attention_heads")
-    if config.get("apply_layernorm_1p"):
-        added["norm_offset"] = 1
+    added["gains_from_one"] = bool(config.get("apply_layernorm_1p"))
     return added
 
 

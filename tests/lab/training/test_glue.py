@@ -456,4 +456,5 @@ def test_defaults_of_the_command_are_those_of_fine_tuning() -> None:
 
     options = {option.name: option.default for option in command.params}
     assert {name: options[name] for name in vars(FineTuning())} == vars(FineTuning())
-    assert options["seeds"] == len(inspect.signature(fine_tune).parameters["seeds"].default)
+    seeds = inspect.signature(fine_tune).parameters["seeds"].default
+    assert seeds == tuple(range(1, options["seeds"] + 1))

@@ -194,6 +194,15 @@ def test_no_number_is_negative_and_few_are_zero(entry: Any) -> None:
         replace(make_recipe(), **{entry.name: 0})
 
 
+@pytest.mark.parametrize(
+    "name", [entry.name for entry in NUMBERS if entry.type.startswith("float")]
+)
+def test_a_number_just_above_zero_is_taken(name: str) -> None:
+    nothing = {field: None for field in ("init_norm", "init_head_norm") if field != name}
+    recipe = replace(make_recipe(block=1000), **{**nothing, name: 1e-3})
+    assert getattr(recipe, name) == 1e-3
+
+
 @pytest.mark.parametrize("name", [name for name in IN_WORDS if name != "preset"])
 def test_no_text_is_taken_that_is_no_choice(name: str) -> None:
     with pytest.raises(RunError, match=r"nonsense"):
