@@ -208,6 +208,25 @@ def test_flash_kernels_of_packages(
     compare(kernel, change)
 
 
+@pytest.mark.parametrize("inner", [0, -HEADS, 2 * TOKENS, None])
+def test_heads_beside_sequences_are_counted_by_the_innermost_module_that_can(inner: Any) -> None:
+    """A number that is none, or that does not divide the axis, is another module's business."""
+
+    def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        flat = eager(causal)(*(side.flatten(0, 1) for side in (q, k, v)))
+        return flat.unflatten(0, (-1, HEADS))
+
+    def measured(kernel: Callable[..., Any]) -> BlockLogits:
+        attention = Attention(kernel).double()
+        attention.num_heads = inner
+        outer = nn.Sequential(attention)
+        outer.n_head = HEADS
+        return only(wqk.logits(outer, inputs().double()))
+
+    for name, value in measured(folded)._asdict().items():
+        np.testing.assert_allclose(value, getattr(measured(eager(causal)), name), rtol=1e-9)
+
+
 def test_grouped_heads_of_a_flash_kernel_and_fewer_queries_than_keys(flash: Any) -> None:
     """The last query is in the place of the last key."""
     q, k = torch.randn(1, 5, 4, 8).double(), torch.randn(1, 9, 2, 8).double()

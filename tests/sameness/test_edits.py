@@ -37,7 +37,7 @@ from wqk.sameness.edits import (
     Within,
 )
 from wqk.sameness.execution import ProgramTensors, Tensor, run
-from wqk.sameness.repairs import Change, Exchange, Recut, Setting, merged_steps, program
+from wqk.sameness.repairs import Change, Exchange, ForLayers, Recut, Setting, merged_steps, program
 
 RANDOM = np.random.default_rng(0)
 ROWS, COLUMNS = 24, 12
@@ -162,6 +162,31 @@ def test_steps_of_several_layers_are_one_loop_that_runs() -> None:
     exec(code, {"torch": torch, "tensors": tensors, "reference": {}})
     for name in names:
         np.testing.assert_array_equal(tensors[name].numpy(), np.roll(WEIGHT, -1, 0))
+
+
+@pytest.mark.parametrize("kind", [Exchange, Recut])
+def test_moves_in_several_layers_are_one_loop_over_the_same_moves(
+    kind: type[Exchange | Recut],
+) -> None:
+    pairs = [(f"layers.{layer}.q", f"layers.{layer}.k") for layer in range(3)]
+    steps: list[Exchange | Recut] = []
+    for pair in pairs:
+        if kind is Exchange:
+            steps.append(Exchange(pair, pair[::-1]))
+        else:
+            steps.append(Recut(pair, (ROWS, ROWS), Reversed()))
+    (loop,) = merged_steps(steps)
+    assert isinstance(loop, ForLayers)
+    assert loop.singles == steps
+    assert loop.edited == tuple(name for pair in pairs for name in pair)
+    moved = []
+    for code in (program([loop]), "\n".join(step.code() for step in steps)):
+        tensors = {q: torch.tensor(WEIGHT) for q, _ in pairs}
+        tensors |= {k: torch.tensor(ORIGINAL) for _, k in pairs}
+        exec(code, {"torch": torch, "tensors": tensors})
+        moved.append(tensors)
+    for name in loop.edited:
+        torch.testing.assert_close(moved[0][name], moved[1][name], rtol=0, atol=0)
 
 
 def test_tensors_are_exchanged_and_cut_again() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.sameness.round_factors import fit_factor
+from wqk.sameness.round_factors import fit_factor, round_factor
 
 torch = pytest.importorskip("torch")
 
@@ -98,6 +98,15 @@ def test_a_factor_near_a_round_number_is_not_made_round() -> None:
     for factor, storage in ((2.00001, "float32"), (2.0003, "float16"), (2.001, "bfloat16")):
         v = (torch.tensor(w) * factor).to(TYPES[storage]).float().numpy()
         assert fit_factor(w, v).factor != 2.0
+
+
+def test_about_one_factor_in_ten_is_round_by_chance_at_most() -> None:
+    factors = np.random.default_rng(0).uniform(1.1, 9.9, 1000).tolist()
+    shares = [
+        np.mean([round_factor(factor, uncertainty) != factor for factor in factors])
+        for uncertainty in np.geomspace(1e-6, 1, 40)
+    ]
+    assert 0.08 < max(shares) < 0.15
 
 
 def test_noise_of_any_size_is_explained_only_if_the_factor_is_known_well() -> None:
