@@ -10,7 +10,10 @@ import pytest
 
 import wqk
 from wqk.checkpoints.modules import StateDict
+from wqk.sameness.finders.scales import find_factors
+from wqk.sameness.permutations import Sizes
 from wqk.sameness.round_factors import fit_factor, round_factor
+from wqk.sameness.weight_pairs import Role, WeightPair
 
 torch = pytest.importorskip("torch")
 
@@ -130,3 +133,32 @@ def test_a_layer_is_listed_once_if_scores_and_values_have_one_cause() -> None:
     for cause in comparison.to_dict()["causes"]:
         layers = [block["layer"] for block in cause["blocks"]]
         assert layers == sorted(set(layers))
+
+
+def groups_of(width: int) -> list[tuple[str, int]]:
+    """Groups of a weight (12, ``width``) that may share an offset, with the columns of each."""
+    blocks = [size for size in (128, 64, 32, 16) if width % size == 0 and size < width]
+    return [("rows", width), *((f"blocks of {size} columns", size) for size in blocks)]
+
+
+@pytest.mark.parametrize("width", [16, 24, 36, 48, 64, 128, 144, 384])
+def test_factors_and_offsets_of_groups_are_found_in_weights_of_any_width(width: int) -> None:
+    random = np.random.default_rng(width)
+    expected = random.normal(size=(12, width))
+
+    def found(actual: np.ndarray) -> str:
+        pair = WeightPair("q.weight", Role("query"), expected, actual, Sizes(3, 3, 4), heads=3)
+        finding = find_factors(pair)
+        return "" if finding is None else finding.phrase.template
+
+    for words, size in groups_of(width):
+        shape = (12, width // size, 1)
+        offsets = np.broadcast_to(random.normal(size=shape), (12, width // size, size))
+        factors = np.broadcast_to(random.uniform(1.1, 3, shape), (12, width // size, size))
+        assert found(expected + offsets.reshape(12, width)).startswith(
+            f"{{}}: an offset for {words}:"
+        )
+        assert words in found(expected * factors.reshape(12, width))
+    assert found(expected + 0.7).startswith("{}: an offset for all numbers:")
+    assert "columns" in found(expected * random.uniform(1.1, 3, width))
+    assert found(random.normal(size=expected.shape)) == ""

@@ -573,11 +573,11 @@ def test_what_stands_in_an_attention_belongs_to_it() -> None:
 
 def test_what_takes_the_place_of_an_attention_mixes_tokens() -> None:
     attention = [f"layers.{layer}.block.{name}.weight" for layer in (0, 2) for name in "qk"]
-    others = [f"layers.1.block.{name}.weight" for name in "abcdef"]
+    mixing = [f"layers.1.block.{name}.weight" for name in "abcdef"]
     common = [f"layers.{layer}.up.weight" for layer in range(3)]
-    weights = {name: np.ones((8, 8)) for name in (*attention, *others, *common)}
+    weights = {name: np.ones((8, 8)) for name in (*attention, *mixing, *common)}
     model = wqk.open(weights, heads_per_layer=2)
-    assert roles(model) == dict.fromkeys(others, "mixer") | dict.fromkeys(common, "other")
+    assert roles(model) == dict.fromkeys(mixing, "mixer") | dict.fromkeys(common, "other")
 
 
 def test_vectors_are_found_in_one_that_they_are_all_of() -> None:

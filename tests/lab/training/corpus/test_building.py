@@ -47,6 +47,17 @@ def test_characters_come_back_as_they_were(store: TokenStore) -> None:
     assert split.tokens == split.characters + split.documents
 
 
+def test_a_store_takes_the_place_of_an_empty_folder_however_it_is_named(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, path in enumerate((".", "../1")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        build_corpus([text_file.absolute()], path, CHARACTERS)
+        TokenStore.open(folder).verify()
+
+
 def test_words_come_back_as_wordpiece_leaves_them(text_file: Path, tmp_path: Path) -> None:
     from transformers import BertTokenizer
 
