@@ -146,19 +146,19 @@ def test_factors_and_offsets_of_groups_are_found_in_weights_of_any_width(width: 
     random = np.random.default_rng(width)
     expected = random.normal(size=(12, width))
 
-    def found(actual: np.ndarray) -> str:
+    def phrase(actual: np.ndarray) -> str:
         pair = WeightPair("q.weight", Role("query"), expected, actual, Sizes(3, 3, 4), heads=3)
         finding = find_factors(pair)
         return "" if finding is None else finding.phrase.template
 
-    for words, size in groups_of(width):
+    for description, size in groups_of(width):
         shape = (12, width // size, 1)
         offsets = np.broadcast_to(random.normal(size=shape), (12, width // size, size))
         factors = np.broadcast_to(random.uniform(1.1, 3, shape), (12, width // size, size))
-        assert found(expected + offsets.reshape(12, width)).startswith(
-            f"{{}}: an offset for {words}:"
+        assert phrase(expected + offsets.reshape(12, width)).startswith(
+            f"{{}}: an offset for {description}:"
         )
-        assert words in found(expected * factors.reshape(12, width))
-    assert found(expected + 0.7).startswith("{}: an offset for all numbers:")
-    assert "columns" in found(expected * random.uniform(1.1, 3, width))
-    assert found(random.normal(size=expected.shape)) == ""
+        assert description in phrase(expected * factors.reshape(12, width))
+    assert phrase(expected + 0.7).startswith("{}: an offset for all numbers:")
+    assert "columns" in phrase(expected * random.uniform(1.1, 3, width))
+    assert phrase(random.normal(size=expected.shape)) == ""
