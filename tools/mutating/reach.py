@@ -27,12 +27,15 @@ MOST_NEAR = 10  # files of tests of the room
 def tests_of_family(name: str) -> list[str]:
     """The files of tests, in this order, that a family has next to its proofs."""
     from tests.families.architectures import ALL, FURTHER
-    from tests.families.test_every_family import ELSEWHERE
+    from tests.families.test_every_family import ELSEWHERE, PROVEN
     from tools.mutating.proofs import of_family
 
     from wqk.families.family import families
 
     elsewhere = [str(TESTS / ELSEWHERE[name])] if name in ELSEWHERE else []
+    for table, reason in PROVEN["unproven"].items():  # which may name the tests of this table
+        if table.rpartition(" ")[0] == name:
+            elsewhere += [str(TESTS / "families" / f) for f in re.findall(r"test_\w+\.py", reason)]
     if name.startswith("gguf"):  # whose types are named without this
         elsewhere.append("tests/families/test_gguf_families.py")
     architectures = of_family([*ALL, *FURTHER.values()]).get(name, [])
