@@ -18,8 +18,10 @@ from tests.families.computing import (
     assert_circuit,
     assert_read,
     block_of,
+    by_key_head,
     gain,
     linear,
+    normalized,
     rms,
     sections,
     separate,
@@ -107,6 +109,77 @@ def test_gemma_original(generation: str) -> None:
             window="4" if windowed else None,
             **facts,
         )
+
+
+ARGUMENTS = {
+    "num_layers": 2,
+    "group_query_attention": True,
+    "num_query_groups": G,
+    "rotary_base": 500.0,
+    "rotary_percent": 0.5,
+    "rotary_interleaved": True,
+    "norm_epsilon": EPSILON,
+}
+OF_TRANSFORMERS = {
+    "converted_from": "llama",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": G,
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": EPSILON,
+}
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("with_shifts", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "norm"),
+    [
+        (ARGUMENTS, "self_attention.linear_qkv.layer_norm"),
+        (OF_TRANSFORMERS, "input_layernorm"),
+        (ARGUMENTS | {"position_embedding_type": "none"}, "input_layernorm"),
+    ],
+    ids=["arguments", "transformers", "no positions"],
+)
+def test_megatron_core(
+    settings: dict[str, Any], norm: str, with_shifts: bool, offset: float
+) -> None:
+    """Gains may be differences from 1; layer norms have shifts."""
+    tensors, width, name = Tensors(), (H + 2 * G) * R, "decoder.layers.{}.self_attention.{}"
+    for n in range(2):
+        linear(tensors, name.format(n, "linear_qkv"), width, WIDTH)
+        linear(tensors, name.format(n, "linear_proj"), WIDTH, H * R)
+        gain(tensors, f"decoder.layers.{n}.{norm}", WIDTH, with_shifts)
+        for side in "qk":
+            gain(tensors, name.format(n, f"{side}_layernorm"), R, with_shifts)
+    config = {"model_type": "megatron-core", "num_attention_heads": H, **settings}
+    if offset:
+        config["apply_layernorm_1p"] = True
+    x = RNG.standard_normal((N, WIDTH))
+    rows = applied(tensors, name.format(1, "linear_qkv"), x)
+    query, key, value = by_key_head(rows, G)
+    actual_gains = {
+        name: value + offset if "norm" in name and name.endswith("weight") else value
+        for name, value in tensors.items()
+    }
+    query, key = (
+        normalized(actual_gains, name.format(1, f"{side}_layernorm"), vectors, EPSILON)
+        for side, vectors in (("q", query), ("k", key))
+    )
+    if "position_embedding_type" not in settings:
+        order = "interleaved" if settings.get("rotary_interleaved") else "half"
+        query, key = (turned(vectors, R // 2, 500.0, order) for vectors in (query, key))
+    kind = "layer" if with_shifts else "rms"
+    assert_read(
+        block_of(tensors, completed(tensors, config), "decoder", "self", 1),
+        x,
+        query,
+        key,
+        fed=Fed(kind, f"decoder.layers.1.{norm}.weight", EPSILON, offset),
+        circuit=(value, tensors[name.format(1, "linear_proj.weight")]),
+        causal=True,
+        statuses=PARTIAL,
+    )
 
 
 def test_nanogpt() -> None:
