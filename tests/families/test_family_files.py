@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import re
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -256,6 +258,33 @@ COMMON: dict[str, tuple[Callable[[AttentionRule], Any], set[str]]] = {
         {"nomic-bert"},
     ),
 }
+
+
+def added_settings(source: str) -> Iterator[str]:
+    """Yield the settings that code adds to a configuration: the keys of what it calls ``added``."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Subscript(ast.Name("added"), ast.Constant(str() as key), ast.Store()):
+                yield key
+            case (
+                ast.Assign([ast.Name("added")], ast.Dict(keys))
+                | ast.AnnAssign(ast.Name("added"), _, ast.Dict(keys))
+                | ast.AugAssign(ast.Name("added"), _, ast.Dict(keys))
+            ):
+                yield from (key.value for key in keys if isinstance(key, ast.Constant))
+
+
+def test_settings_that_formats_add_are_read() -> None:
+    source = Path(wqk.__file__).parent / "checkpoints" / "configurations.py"
+    settings = {*added_settings(source.read_text(encoding="utf-8"))}
+    assert {"rope_scaling", "layer_norms", "score_factor"} <= settings
+    quoted: set[str] = set()
+    for path in {*DATA.parent.glob("*.py")} - {DATA.parent / "guessing.py"}:  # which writes rules
+        quoted |= {*re.findall(r'"(\w+)"', path.read_text(encoding="utf-8"))}
+    for path in DATA.glob("*.toml"):
+        values = re.sub(r"^\w+ = |#.*", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        quoted |= {*re.findall(r"\w+", values)}
+    assert settings - quoted == set()
 
 
 def test_conditions_of_positions_name_every_side_that_the_positions_use() -> None:
