@@ -21,7 +21,7 @@ from wqk.errors import CheckpointError, FormError, OutputError, RunError, TableE
 
 Call = Callable[[], Any]
 
-FIRST_THAT_WORK, GOALS_THAT_WORK = 104, 109  # of all goals
+FIRST_THAT_WORK, GOALS_THAT_WORK = 108, 111  # of all goals
 
 
 class Mistake(NamedTuple):
@@ -286,6 +286,8 @@ def guesses_by_goal(desk: Desk) -> dict[str, list[Call]]:
             lambda: wqk.scan(ref).heads.groupby("layer")["symmetry"].mean(),
             lambda: wqk.scan(ref).heads.group_by("layer").mean(),
         ],
+        "compositions in an order": [lambda: wqk.compose(pair).sort_values("z", ascending=False)],
+        "the mean composition": [lambda: wqk.compose(pair).mean()],
         "a polars file": [lambda: wqk.scan(ref).write_csv("a.csv")],
         "a table as text": [lambda: wqk.scan(ref).to_string()],
         "a table's size": [lambda: wqk.scan(ref).shape],
@@ -406,7 +408,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.scan(ref).nlargest(3, "symmetry"), TableError, "on table.layers or on"),
         Mistake(lambda: model[0, 1].symmetric_part(), TypeError, "has no parentheses"),
         Mistake(lambda: wqk.same(ref, ref).explain, AttributeError, "did you mean 'causes'"),
-        Mistake(lambda: wqk.explain(ref).bytes, AttributeError, "did you mean 'bytes_to_read'"),
+        Mistake(lambda: wqk.explain(ref).size, AttributeError, "did you mean 'bytes_to_read'"),
         Mistake(lambda: wqk.scan(ref, layers=0), CheckpointError, "such as layers=[0, -1]; got 0"),
         Mistake(
             lambda: wqk.scan(ref, distances="0,5"),
@@ -493,6 +495,10 @@ def mistakes(desk: Desk) -> list[Mistake]:
             "matrices[layer][:, head]",
         ),
         Mistake(lambda: wqk.label_heads(net).induction, AttributeError, "of('induction')"),
+        Mistake(lambda: wqk.compose(desk.pair).layers, TableError, "has no column 'head'"),
+        Mistake(lambda: model[0, 1].qk.decompose(), AttributeError, "form.symmetric_part, form.skew_part"),
+        Mistake(lambda: model[0, 1].qk.truncate(4), AttributeError, "did you mean 'svd()'"),
+        Mistake(lambda: wqk.ScoreCallback("run").table, AttributeError, "'monitor.table'"),
         Mistake(lambda: wqk.scan(""), CheckpointError, "got an empty name"),
         Mistake(lambda: wqk.scan(torch.nn.Linear(3, 3)), UnknownFamily, "it names no model type"),
     ]

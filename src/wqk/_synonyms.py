@@ -176,7 +176,8 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
         **dict.fromkeys(("blocks", "layers"), "frame"),
     },
     "Verification": dict.fromkeys(("max_difference", "max_error"), "difference"),
-    "Kinship": dict.fromkeys(("p_value", "pvalue"), "p"),
+    "Explanation": dict.fromkeys(("bytes", "nbytes"), "bytes_to_read"),
+    "Kinship": {**dict.fromkeys(("p_value", "pvalue"), "p"), "verdict": "conclusion"},
 }
 
 

@@ -47,11 +47,14 @@ FORM_SYNONYMS = {
     "B": "key",
     **dict.fromkeys(("cosine", "cosine_similarity"), "(a @ b.T).trace / (a.norm * b.norm)"),
     **dict.fromkeys(("at", "rotate", "rope"), "wqk.open(ref)[layer, head].at(distance)"),
+    "decompose": "form.symmetric_part, form.skew_part",
     "directions": "svd(), or wqk.tokens(ref, layer, head, directions=5)",
     "W_qk": "dense()",
+    "outliers": "form.column_norms, form.row_norms",
     "score": "form(x, y)",
     "spectrum": "singular_values()",
     "effective_rank": 'wqk.scan(ref, measures=["spectrum"])',
+    **dict.fromkeys(("low_rank", "truncate"), "svd()"),
     "stable_rank": "form.norm**2 / form.S[0] ** 2",
 }
 # Names of arrays: a form has them as its dense matrix.

@@ -58,9 +58,7 @@ class TensorUse:
 
 # Attributes that one might expect, and the attributes that replace them.
 EXPLANATION_SYNONYMS = {
-    "bytes": "bytes_to_read",
     "names": "uses",
-    "nbytes": "bytes_to_read",
     "size": "bytes_to_read",
     "tensors": "uses",
     "total_bytes": "bytes_to_read",

@@ -149,7 +149,6 @@ class Likeness:
 class Kinship(
     Result,
     synonyms={
-        "verdict": "conclusion",
         "checkpoint": "reference",
         "other": "candidate",
         **dict.fromkeys(("distance", "score", "similarity"), "p, or closeness"),

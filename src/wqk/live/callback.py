@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._synonyms import meant_keywords
 from wqk._typing import FilePath
-from wqk.errors import MissingPackage, called_as, install, keyword_advice
+from wqk.errors import Advising, MissingPackage, called_as, install, keyword_advice
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
 from wqk.live.scoring import Tracker
@@ -32,9 +32,15 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 LOG = logging.getLogger("wqk.live")
+# The monitor, which has the scores, exists once training has begun.
+CALLBACK_SYNONYMS = {
+    **dict.fromkeys(("frame", "history", "scores", "table"), "monitor.table"),
+    "logits": "monitor.logits",
+    "updates": "monitor.updates",
+}
 
 
-class ScoreCallback(TrainerCallback):  # type: ignore[misc]
+class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # type: ignore[misc]
     """Score the model that a `transformers.Trainer` trains, and log the medians to its loggers.
 
     Scores are computed before the first step, at the given steps, and after the last step. Rows go

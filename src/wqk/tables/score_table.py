@@ -139,11 +139,13 @@ class Table(Shown):
     @property
     def layers(self) -> Self:
         """The rows of whole layers."""
+        self._require_column("head")
         return self.filter(pl.col("head").is_null())
 
     @property
     def heads(self) -> Self:
         """The rows of single heads."""
+        self._require_column("head")
         return self.filter(pl.col("head").is_not_null())
 
     def filter(self, *predicates: pl.Expr | pl.Series | str, **values: Any) -> Self:
@@ -304,7 +306,7 @@ class Table(Shown):
 
     def _require_one_kind(self, method: str) -> None:
         """Raise `TableError` if the table has rows of layers and rows of heads."""
-        if 0 < len(self.heads) < len(self):
+        if len(self._kinds()) > 1:
             raise TableError(
                 f"{method}() would mix the rows of layers and of heads; call it on table.layers or "
                 "on table.heads"
@@ -312,6 +314,8 @@ class Table(Shown):
 
     def _kinds(self) -> list[Self]:
         """Return the rows of layers and those of heads, as far as there are any."""
+        if "head" not in self.frame.columns:  # a row is a pair of heads
+            return [self]
         return [rows for rows in (self.layers, self.heads) if len(rows)] or [self]
 
     def _sort(
