@@ -496,7 +496,11 @@ def mistakes(desk: Desk) -> list[Mistake]:
         ),
         Mistake(lambda: wqk.label_heads(net).induction, AttributeError, "of('induction')"),
         Mistake(lambda: wqk.compose(desk.pair).layers, TableError, "has no column 'head'"),
-        Mistake(lambda: model[0, 1].qk.decompose(), AttributeError, "form.symmetric_part, form.skew_part"),
+        Mistake(
+            lambda: model[0, 1].qk.decompose(),
+            AttributeError,
+            "form.symmetric_part, form.skew_part",
+        ),
         Mistake(lambda: model[0, 1].qk.truncate(4), AttributeError, "did you mean 'svd()'"),
         Mistake(lambda: wqk.ScoreCallback("run").table, AttributeError, "'monitor.table'"),
         Mistake(lambda: wqk.scan(""), CheckpointError, "got an empty name"),
