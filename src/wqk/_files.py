@@ -256,4 +256,7 @@ def locked(path: Path, holder: str) -> Iterator[None]:
 def unwritable(path: Path, error: OSError) -> OutputError:
     """Build the error for a file or folder that cannot be written."""
     reason = error.strerror or type(error).__name__
-    return OutputError(f"{path}: cannot be written ({reason})", path=path, reason=reason)
+    message = f"{path}: cannot be written ({reason})"
+    if isinstance(error, FileNotFoundError) and not exists(path.parent):
+        message += f"; there is no folder {path.parent}"
+    return OutputError(message, path=path, reason=reason)

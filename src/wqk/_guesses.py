@@ -443,8 +443,8 @@ OPTION_GUESSES = (
     ),
     _option_guess(
         "--metric --metrics --measure --measures --score --scores",
-        advice="symmetry and directionality are always scored; --full prints every score, and "
-        "--spectrum or --ceiling adds measures",
+        advice="symmetry and directionality are always scored; --full prints every score, "
+        "--csv --columns NAME some of them, and --spectrum or --ceiling adds measures",
         verb="scan",
     ),
     _option_guess(
@@ -489,6 +489,15 @@ OPTION_GUESSES = (
         "--encoder --decoder --model",
         advice="both models are scanned; wqk scan demo:encoder or demo:decoder scores one",
         verb="demo",
+    ),
+    *(
+        _option_guess(
+            "--latex --tex --to-latex --markdown --md --csv",
+            advice="wqk scan REF --out FILE.tex writes scores as LaTeX, FILE.md as Markdown, and "
+            "FILE.csv as CSV",
+            verb=verb,
+        )
+        for verb in ("train", "report", "pairs", "experiments")
     ),
     # Guesses of all verbs that have an option with the effect.
     _option_guess("--latex --tex --to-latex", "--out", "--out FILE.tex writes LaTeX"),
@@ -564,6 +573,9 @@ OPTION_GUESSES = (
     ),
     _option_guess("--sort --sort-by --order-by", "--csv", "sort the rows of --csv"),
     _option_guess("--where --filter --query", "--csv", "filter the rows of --csv"),
+    _option_guess(
+        "--column --select --fields", "--columns", "--csv --columns NAME,NAME prints some"
+    ),
     _option_guess("--columns --column --select --fields", "--csv", "--csv prints all columns"),
     _option_guess("--no-color --no-colour --color", advice="set NO_COLOR=1 in the environment"),
     _option_guess(

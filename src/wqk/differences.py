@@ -206,7 +206,7 @@ class DifferenceTable(Table):
         reference = title(
             {"checkpoint": first_row["reference"], "revision": first_row["reference_revision"]}
         )
-        yield Text.assemble("\n", (reference, "bold"), " → ", (title(first_row), "bold"))
+        yield Text.assemble((reference, "bold"), " → ", (title(first_row), "bold"))
         headings = self._headings()
         unusual = conditions(frame, self.metadata, every=False)
         for rows in frame.partition_by("stack", "kind", maintain_order=True):

@@ -253,3 +253,24 @@ def test_the_table_has_to_be_found() -> None:
     assert embedding_table(several, D, "other.embed_tokens.weight") == "other.embed_tokens.weight"
     with pytest.raises(CheckpointError, match="no head 4"):
         match_tokens(model(), 0, 4)
+
+
+def test_pairs_of_one_token_are_those_of_its_row_and_its_column() -> None:
+    checkpoint = model()
+    everything = match_tokens(checkpoint, 0, 1, top=VOCABULARY**2)
+    scores = {(pair.query, pair.key): pair.score for pair in everything.largest}
+    row = match_tokens(checkpoint, 0, 1, top=3, query=5)
+    expected = sorted((score for (i, _), score in scores.items() if i == 5), reverse=True)
+    np.testing.assert_allclose([pair.score for pair in row.largest], expected[:3], rtol=1e-5)
+    np.testing.assert_allclose([pair.score for pair in row.smallest], expected[:-4:-1], rtol=1e-5)
+    assert {pair.query for pair in (*row.largest, *row.smallest)} == {5}
+    assert [(pair.query, pair.key) for pair in row.most_alike] == [(5, 5)]
+    column = match_tokens(checkpoint, 0, 1, top=1, key="7")
+    best = max(score for (_, j), score in scores.items() if j == 7)
+    assert column.largest[0].score == pytest.approx(best, rel=1e-5)
+    (pair,) = match_tokens(checkpoint, 0, 1, query=5, key=7).largest
+    assert pair.score == pytest.approx(scores[5, 7], rel=1e-5)
+    assert match_tokens(checkpoint, 0, 1, query=5, key=7).most_alike == ()
+    assert "no tokenizer.json" in row.to_dict()["caveat"]
+    with pytest.raises(CheckpointError, match="the number of a token, from 0 to 39"):
+        match_tokens(checkpoint, 0, 1, query=VOCABULARY)

@@ -81,6 +81,19 @@ def test_every_option_that_advice_names_exists() -> None:
         (["lab", "speedup", "--csv"], "--json prints all values"),
         (["compose", INDUCTION, "--heatmap", "a.png"], "--matrix --picture FILE draws a map"),
         (["same", ENCODER, DECODER, "-o", "fixed"], "--repair FOLDER writes a repaired copy"),
+        (["compose", ENCODER], 'wqk.demo_model("induction")'),
+        (["tokens", DECODER, "0.1"], 'wqk.demo_model("induction")'),
+        (["scan", ENCODER, "--circuit", "ov"], 'wqk.demo_model("induction")'),
+        (["scan", ENCODER, "--columns", "layer"], "add --csv"),
+        (["scan", ENCODER, "--csv", "--columns", "symetry"], "did you mean 'symmetry'?"),
+        (["tokens", INDUCTION, "0.1", "--query", "cat"], "expected the number of a token, from"),
+        (["tokens", INDUCTION, "0.1", "--key", "9", "--directions"], "leave out query and key"),
+        (["scan", ENCODER, "--latex", "-o", "a.csv"], "No such option '--latex'; --out FILE.tex"),
+        (["survey", ENCODER, "--latex"], "--out FILE.tex writes LaTeX"),
+        (["survey", ENCODER, "--format", "latex", "-o", "a"], "No such option '--format'"),
+        (["watch", ENCODER, "--latex"], "--out FILE.tex writes LaTeX"),
+        (["report", ENCODER, "--latex"], "wqk scan REF --out FILE.tex writes scores as LaTeX"),
+        (["scan", ENCODER, "-o", "missing/a.csv"], "there is no folder missing"),
         (["models", ENCODER], f"wqk explain {ENCODER} shows its type"),
         (["list"], "wqk models lists the model types that are read"),
         (["scan", ENCODER, "--quiet"], "2>/dev/null leaves only the result"),
@@ -203,6 +216,51 @@ def test_results_are_written_as_csv_and_json(tmp_path: Path, arguments: list[str
     run(*arguments, "--out", values)
     assert json.loads(values.read_text("utf-8")) == json.loads(run(*arguments, "--json").stdout)
     assert "a result is written as .csv, .json" in run(*arguments, "-o", "a.txt", exits=2).stderr
+
+
+def test_chosen_columns_are_printed() -> None:
+    printed = run("scan", ENCODER, "--csv", "--columns", "symmetry,layer").stdout
+    rows = [*csv.DictReader(io.StringIO(printed))]
+    table = wqk.scan(ENCODER).layers.frame
+    assert [*rows[0]] == ["symmetry", "layer"]
+    assert [float(row["symmetry"]) for row in rows] == table["symmetry"].to_list()
+
+
+def test_printed_rows_are_ranked_in_every_format() -> None:
+    line = ["scan", ENCODER, "--heads", "--sort", "symmetry", "--top", "2"]
+    heads = wqk.scan(ENCODER).heads.frame.sort("symmetry", descending=True)
+    largest = heads["symmetry"].head(2).to_list()
+    rows = [*csv.DictReader(io.StringIO(run(*line, "--csv").stdout))]
+    assert [float(row["symmetry"]) for row in rows] == largest
+    printed = json.loads(run(*line, "--json").stdout)
+    assert [row["symmetry"] for row in printed["rows"]] == largest
+    everything = json.loads(run(*line[:3], "--json").stdout)
+    assert printed["summary"] == everything["summary"]
+    assert len(run("compose", INDUCTION, "--top", "2", "--csv").stdout.splitlines()) == 3
+    assert len(run("compose", INDUCTION, "--csv").stdout.splitlines()) > 21
+
+
+@pytest.mark.parametrize("line", [["scan"], ["scan", "--heads"], ["survey", "-o", "folder"]])
+def test_nothing_is_above_the_first_line(
+    line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for refs in ([ENCODER], [ENCODER, DECODER]):
+        printed = run(*line, *refs, width=200).stdout
+        assert printed.startswith(("medians", str(ENCODER)))
+        if line[0] == "scan" and len(refs) == 2:
+            assert f"\n\n{DECODER}\n" in printed
+
+
+def test_a_run_that_has_no_scores_is_scanned_for_a_report(tmp_path: Path) -> None:
+    for step in (1, 2):
+        shutil.copytree(ENCODER, tmp_path / "run" / f"checkpoint-{step}")
+    page = tmp_path / "a.html"
+    run("report", tmp_path / "run", "-o", page)
+    assert "checkpoint-2" in page.read_text("utf-8")
+    (tmp_path / "run" / "wqk-scores").mkdir()
+    (tmp_path / "run" / "wqk-scores" / "scores.parquet").write_bytes(b"damaged")
+    run("report", tmp_path / "run", "-o", page, exits=2)
 
 
 def test_a_checkpoint_is_reported_and_a_table_drawn(tmp_path: Path) -> None:

@@ -245,6 +245,22 @@ def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
     sys.stdout.write(printable(content.decode()))
 
 
+def from_top(lines: Iterable[Any]) -> Iterator[Any]:
+    """Yield lines without the empty line before the first of them.
+
+    Examples
+    --------
+    >>> [str(line) for line in from_top(["\\nbert", "\\ngpt2"])]
+    ['bert', '\\ngpt2']
+    """
+    remaining = iter(lines)
+    for line in remaining:
+        has_empty_line = str(line).startswith("\n")
+        yield line[1:] if has_empty_line else line
+        break
+    yield from remaining
+
+
 # Endings of files for the results of verbs that are no tables of scores.
 RESULT_ENDINGS = (".csv", ".json")
 

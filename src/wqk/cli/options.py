@@ -207,7 +207,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "layers": {
         "type": NumbersType(from_end=True),
         "metavar": "L,L:M",
-        "help": "Only these layers, such as 3,10:20; negative ones count from each stack's end.",
+        "help": "Only these layers, such as 3,10:20 (10 to 20); negative ones count from each "
+        "stack's end.",
     },
     "head": {"type": click.IntRange(min=0), "metavar": "H"},
     "heads": {"is_flag": True, "help": "Also score every head."},
@@ -223,7 +224,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": RANGES,
         "metavar": "N,N:M",
         "default": "0",
-        "help": "Relative distances, such as 0,1,8:64 (rotary models).",
+        "help": "Relative distances, such as 0,1,8:64 (8 to 64; rotary models).",
     },
     "gamma": {
         "type": Number(min=0),
@@ -281,6 +282,7 @@ ANNOTATED: dict[str, dict[str, Any]] = {
     "bool": {"is_flag": True},
     "int": {"type": int, "metavar": "N"},
     "int | None": {"type": COUNT, "metavar": "N"},
+    "int | str | None": {"metavar": "TOKEN"},
     "float": {"type": Number(), "metavar": "X"},
     "FilePath | None": {"type": FILE},
     "Collection[int] | None": {"type": RANGES, "metavar": "N,N:M"},

@@ -100,7 +100,9 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
     >>> reworded(command.verbs["show"], ["bert", "0", "1", "-o", "head.png"])
     ['bert', '--layer', '0', '--head', '1', '-o', 'head.png']
     """
-    line = _Line({name: option for option in verb.params for name in option.opts})
+    options = {name: option for option in verb.params for name in option.opts}
+    names = {word.partition("=")[0] for word in words}
+    line = _Line(options, prints_tables=_prints_tables(options) and not names & {"-o", "--out"})
     always = ALWAYS.get(verb.name or "", ())
     named = _options_of_arguments(verb)
     remaining = deque(words)
@@ -138,10 +140,13 @@ class _Line:
         Folder that an option gave as an adapter.
     named
         Arguments that options gave, by the name of the argument.
+    prints_tables
+        Whether ``--out`` can be added to print a table in a format.
     """
 
-    def __init__(self, options: Mapping[str, click.Parameter]) -> None:
+    def __init__(self, options: Mapping[str, click.Parameter], prints_tables: bool) -> None:
         self.options = options
+        self.prints_tables = prints_tables
         self.words: list[str] = []
         self.arguments: list[int] = []
         self.adapter = ""
@@ -196,15 +201,21 @@ class _Line:
     def _add_format(self, option: str, name: str) -> None:
         """Add the options of a format, or the words as they are if the verb has no such options."""
         replacement = FORMATS.get(name.lower(), ())
-        if replacement and replacement[0] in self.options:
+        if replacement and self._has(replacement):
             self.words += replacement
         else:
             self.words += [option, name]
 
+    def _has(self, replacement: Sequence[str]) -> bool:
+        """Return whether the verb has the option that words begin with, to this effect."""
+        if replacement[0] == "--out" and len(replacement) > 1:
+            return self.prints_tables
+        return replacement[0] in self.options
+
     def _add_synonym(self, name: str, value: str | None, remaining: deque[str]) -> None:
         """Add the words that replace an option, or the option as it is if none do."""
         replacement = OPTIONS.get(name, ())
-        while replacement and replacement[0] not in self.options:
+        while replacement and not self._has(replacement):
             # A short name may stand for the synonym of an option.
             replacement = OPTIONS.get(replacement[0], ())
         if not replacement:
@@ -270,6 +281,14 @@ def _options_of_arguments(verb: click.Command) -> dict[str, str]:
             options = ARGUMENT_OPTIONS.get(parameter.name or "", ())
             arguments |= dict.fromkeys(options, parameter.name or "")
     return arguments
+
+
+def _prints_tables(options: Mapping[str, click.Parameter]) -> bool:
+    """Return whether ``--out`` of a verb is the file of a table or a picture, and no folder."""
+    out = options.get("--out")
+    if out is None or not isinstance(out.type, click.Path) or out.type.dir_okay:
+        return False
+    return "html" not in (out.metavar or "")
 
 
 def _next(remaining: deque[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from wqk.cli.options import (
     RANGES,
     REF,
     csv_output,
-    every_head,
     gamma,
     json_output,
     layers,
@@ -29,16 +29,23 @@ from wqk.cli.options import (
     reading,
     table_file,
 )
-from wqk.errors import TableError, WqkError
+from wqk.errors import TableError, WqkError, did_you_mean
 from wqk.tables.columns import MEASURES
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from wqk.tables.score_table import ScoreTable
 
 
 @click.command()
 @click.argument("refs", nargs=-1, required=True, metavar="REF...", type=REF)
-@every_head
+@click.option(
+    "--heads",
+    is_flag=True,
+    help="Also score every head, and print grids of them; --head, --top, --sort and --csv print a "
+    "row for each.",
+)
 @gamma
 @click.option(
     "--circuit",
@@ -85,7 +92,9 @@ if TYPE_CHECKING:
     metavar="COLUMN",
     help="Largest values of a column first; with --heads, of the heads alone.",
 )
-@click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
+@click.option(
+    "--top", type=COUNT, metavar="N", help="Print this many rows, also of --csv and --json."
+)
 @click.option(
     "--where",
     metavar="CONDITION",
@@ -97,7 +106,12 @@ if TYPE_CHECKING:
     "head_numbers",
     type=RANGES,
     metavar="H,H:M",
-    help="Only these heads, such as 3,8:11, without the rows of whole layers.",
+    help="Only these heads, such as 3,8:11 (8 to 11), without the rows of whole layers.",
+)
+@click.option(
+    "--columns",
+    metavar="NAME,NAME",
+    help="Only these columns of --csv, such as layer,symmetry.",
 )
 @json_output
 @csv_output
@@ -117,6 +131,7 @@ def scan(
     top: int | None,
     where: str | None,
     head_numbers: Sequence[int] | None,
+    columns: str | None,
     as_json: bool,
     as_csv: bool,
     **options: Any,
@@ -140,6 +155,7 @@ def scan(
       wqk scan ./my-model --heads --out scores.parquet
       wqk scan ./my-model --details forms.npz --report report.html
       wqk scan ./my-model --csv | head
+      wqk scan ./my-model --csv --columns layer,symmetry
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
     from wqk._style import check_picture, save_figure
@@ -149,11 +165,13 @@ def scan(
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.scanning.surveys.planning import with_lists
     from wqk.tables.details import check_details_output
-    from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
+    from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, ranked, scores
     from wqk.tables.score_table import check_table_output, join
 
     heads = heads or head_numbers is not None
     ending = display.require_one_output(as_csv, out, as_json)
+    if columns is not None and ending != ".csv":
+        raise click.UsageError("--columns chooses columns of CSV; add --csv")
     if display.is_standard_output(out):
         out = None
     for path, check in (
@@ -204,18 +222,24 @@ def scan(
             elif measures or sort_by or top or where or head_numbers:
                 console.print(*measured(printed, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
-                console.print(*scores(printed, console.width, full), sep="\n")
+                lines = scores(printed, console.width, full)
+                console.print(*(display.from_top(lines) if len(tables) == 1 else lines), sep="\n")
             else:
-                console.print(*one_checkpoint(printed, console.width, full), sep="\n")
+                lines = one_checkpoint(printed, console.width, full)
+                console.print(*display.from_top(lines), sep="\n")
                 _print_placements([printed])
         display.say_traffic(model.checkpoint)
     if not tables:
         context.exit(2)
     joined = join(chosen)
+    rows = join([replace(table, frame=ranked(table.frame, sort_by, top)) for table in chosen])
     if as_json:
-        display.print_json(joined)
+        # Medians are those of all rows.
+        display.print_object(joined.to_dict() | {"rows": rows.to_dict()["rows"]})
+    elif columns is not None:
+        display.print_table(_with_columns(rows, columns.split(",")), ending)
     elif ending:
-        display.print_table(joined, ending)
+        display.print_table(rows, ending)
     elif len(jobs) > 1:
         console.print(*overview(joined, console.width), *definitions(joined, full), sep="\n")
         _print_placements(last_tables.values())
@@ -245,6 +269,16 @@ def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | 
             raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
         table = table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
     return table if where is None else table.filter(where)
+
+
+def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
+    """Return the columns of these names, in this order; `TableError` if there is no such column."""
+    known = table.frame.columns
+    for name in names:
+        if name not in known:
+            advice = did_you_mean(name, known) or "; --csv without --columns prints all"
+            raise TableError(f"no column {name!r}{advice}")
+    return table.frame.select(names)
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:

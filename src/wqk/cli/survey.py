@@ -217,7 +217,8 @@ def _print(table: ScoreTable, out: Path, as_json: bool, ending: str) -> None:
     elif ending:
         display.print_table(table, ending)
     elif len(table):
-        display.output().print(*overview(table, display.output().width), sep="\n")
+        lines = overview(table, display.output().width)
+        display.output().print(*display.from_top(lines), sep="\n")
     for line in failed[:MOST_FAILURES]:
         title = line["checkpoint"]
         reason = line["reason"].removeprefix(f"{title}: ")  # most reasons begin with the name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -139,6 +139,12 @@ def _descriptions(section: str) -> dict[str, str]:
         description = " ".join(cleandoc(lines).split())
         descriptions |= dict.fromkeys(names.split(", "), description)
     return descriptions
+
+
+def _is_given(name: str) -> bool:
+    """Return whether an option of the running verb is on its command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source == click.core.ParameterSource.COMMANDLINE
 
 
 def plain(text: str) -> str:
@@ -295,7 +301,10 @@ class Verb:
         extra = {name: options.pop(name) for name in self.extra or {}}
         result = self._call(models, options)
         shown = self.show(result, **extra) if self.show else [result]
-        display.show(shown[0].to_dict(), *shown, as_json=as_json, ending=ending, rows=result)
+        rows = result
+        if _is_given("top") and "top" in extra:
+            rows = replace(result, frame=result.frame.head(extra["top"]))
+        display.show(shown[0].to_dict(), *shown, as_json=as_json, ending=ending, rows=rows)
         if out and self.table:
             result.write(out)
             display.say(f"{out}: {len(result)} rows")

@@ -55,6 +55,7 @@ tokens = Verb(
     "wqk.inspecting.tokens:match_tokens",
     examples=(
         "wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --fold-norm",
+        "wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --query Paris",
         "wqk tokens openai-community/gpt2 --layer 5 --head 1 --through 4.11",
         "wqk tokens openai-community/gpt2 --layer 5 --head 1 --directions --circuit ov",
     ),
@@ -257,7 +258,7 @@ def same(
     Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
     3 if it is not decided, as where a family only names its rotary positions; and 2 if an error
     prevents the comparison. With --repair, it is the status of the repaired copy: 0 if the repair
-    made it equal to the reference.
+    made it equal to the reference, and 2 if no repair is known, so that nothing was written.
 
     \b
     Examples:
@@ -421,8 +422,9 @@ def report(
 
     TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, of several
     runs, of a callback (scores.jsonl), of a run that wqk watch has scored, or of a survey. Several
-    are shown side by side. A checkpoint, REF, is scanned first, with its details. In addition, a
-    table of wqk compose (.parquet) adds a section with the heads that feed heads.
+    are shown side by side. A checkpoint, REF, is scanned first, with its details, and so are the
+    steps of a run that has no scores yet, without details. In addition, a table of wqk compose
+    (.parquet) adds a section with the heads that feed heads.
 
     \b
     Examples:
@@ -434,11 +436,12 @@ def report(
       wqk report scores.parquet --picture scores.pdf
     """
     from wqk._style import check_picture, save_figure
-    from wqk.checkpoints import is_checkpoint
+    from wqk.checkpoints import is_checkpoint, step_folders
     from wqk.cli import display
     from wqk.errors import OutputError, TableError
     from wqk.inspecting.composition import CompositionTable
     from wqk.reporting import check_report, write_report
+    from wqk.reporting.report import has_scores
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.tables.details import read_details
     from wqk.tables.score_table import ScoreTable, Table, join, read_one_of
@@ -461,7 +464,12 @@ def report(
                 tables.append(scan_checkpoint(str(source), details=True, on_progress=on_progress))
             continue
         if not source.is_file():  # the folder of a run, a callback or a survey
-            tables.append(source)
+            steps = [] if has_scores(source) else step_folders(str(source))
+            for step in steps:
+                with display.bar(step, display.scan_progress) as on_progress:
+                    tables.append(scan_checkpoint(step, on_progress=on_progress))
+            if not steps:
+                tables.append(source)
             continue
         table = read_one_of(source, ScoreTable, CompositionTable)
         if isinstance(table, ScoreTable):

@@ -50,6 +50,12 @@ UNEMBEDDINGS = re.compile(
 # Rows of the table of embeddings that are in memory at a time.
 EMBEDDING_ROWS = 8192
 
+# Marks of tokenizers for a space before a word.
+WORD_MARKERS = ("Ġ", "▁")
+
+# Reason why tokens have numbers instead of names.
+UNNAMED = "Tokens have no names: there is no tokenizer.json or vocab.txt next to the model."
+
 # Queries and keys whose scores are computed together: 2 MB, which stay in a core's cache.
 SCORE_BLOCK = (512, 1024)
 
@@ -136,12 +142,8 @@ class TokenMatches(Result):
             columns, self.largest, self.smallest, lambda pair: f"{_query(pair)} → {_key(pair)}"
         )
         columns = ("most to itself: token", "least to itself: token")
-        yield _side_by_side(columns, self.most_alike, self.least_alike, _query)
-        if all(pair.query_name is None for pair in self.largest):
-            yield (
-                "Tokens are shown by number: there is no tokenizer.json or vocab.txt next to the "
-                "model."
-            )
+        if self.most_alike:
+            yield _side_by_side(columns, self.most_alike, self.least_alike, _query)
         yield Text(self.caveat, style="dim")
 
 
@@ -159,6 +161,8 @@ def match_tokens(
     stack: str | None = None,
     embeddings: str | None = None,
     directions: int | None = None,
+    query: int | str | None = None,
+    key: int | str | None = None,
 ) -> TokenMatches | TokenDirections:
     """List the token pairs that a head scores highest and lowest.
 
@@ -194,6 +198,11 @@ def match_tokens(
     directions
         Instead of pairs, list this many singular directions of the form, largest first, with the
         tokens at their two ends.
+    query
+        Only pairs with this token as the query, or with ``ov`` as the attended token: its number,
+        or its name in the tokenizer. A text that is both is the name.
+    key
+        Only pairs with this token as the key, or with ``ov`` as the written token.
 
     Returns
     -------
@@ -212,6 +221,10 @@ def match_tokens(
     """
     if top < 1:
         raise CheckpointError(f"top is a number of pairs, 1 or more; got {top}")
+    if directions is not None and (query, key) != (None, None):
+        raise CheckpointError(
+            "directions are of all tokens; leave out query and key, or directions"
+        )
     model = open_model(ref)
     checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
     plan = block.plan
@@ -240,6 +253,8 @@ def match_tokens(
     names = token_names(model.ref, **model.hub)
     is_single = circuit == "qk" and not through
     caveat = _caveat(plan, fold_norm) if is_single else _written_caveat(plan)
+    if not names:
+        caveat += f" {UNNAMED}"
     if directions is not None:
         return TokenDirections(
             checkpoint=checkpoint.name,
@@ -252,13 +267,22 @@ def match_tokens(
             directions=_directions(checkpoint, form, sides, directions, top, names),
             caveat=f"{caveat} Biases are left out of the directions, whose sign is arbitrary.",
         )
-    query, key = (
+    queries, keys = (
         _projected(checkpoint, side.table, factor, side.plan)
         for side, factor in zip(sides, (form.query, form.key), strict=True)
     )
-    largest, smallest = extreme_pairs(query, key, top)
-    tokens = min(len(query), len(key))
-    by_score_with_itself = np.argsort(np.einsum("vr,vr->v", query[:tokens], key[:tokens]))
+    query_numbers = _chosen_tokens(query, len(queries), names)
+    key_numbers = _chosen_tokens(key, len(keys), names)
+    chosen_queries = queries if query is None else queries[query_numbers]
+    chosen_keys = keys if key is None else keys[key_numbers]
+    # Pairs of places among the chosen tokens become pairs of numbers of tokens.
+    largest, smallest = (
+        np.stack([query_numbers[pairs[0]], key_numbers[pairs[1]]])
+        for pairs in extreme_pairs(chosen_queries, chosen_keys, top)
+    )
+    with_themselves = np.intersect1d(query_numbers, key_numbers)
+    scores = np.einsum("vr,vr->v", queries[with_themselves], keys[with_themselves])
+    by_score_with_itself = with_themselves[np.argsort(scores)]
     least_alike = np.stack([by_score_with_itself[:top]] * 2)
     most_alike = np.stack([by_score_with_itself[::-1][:top]] * 2)
     return TokenMatches(
@@ -269,15 +293,39 @@ def match_tokens(
         distance=distance,
         embeddings=table,
         normalized=fold_norm,
-        largest=_pairs(query, key, largest, names),
-        smallest=_pairs(query, key, smallest, names),
-        most_alike=_pairs(query, key, most_alike, names),
-        least_alike=_pairs(query, key, least_alike, names),
+        largest=_pairs(queries, keys, largest, names),
+        smallest=_pairs(queries, keys, smallest, names),
+        most_alike=_pairs(queries, keys, most_alike, names),
+        least_alike=_pairs(queries, keys, least_alike, names),
         caveat=caveat,
         circuit=circuit,
         through=None if through is None else (reading.layer, through[1]),
         unembeddings=unembeddings,
     )
+
+
+def _chosen_tokens(
+    token: int | str | None, count: int, names: Mapping[int, str]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the number of a token, given by its number or its name; all numbers without a token.
+
+    Examples
+    --------
+    >>> names = {0: "the", 1: "▁cat", 2: "0"}
+    >>> [_chosen_tokens(token, 3, names).tolist() for token in ("the", "cat", "0", 0, "1", None)]
+    [[0], [1], [2], [0], [1], [0, 1, 2]]
+    """
+    if token is None:
+        return np.arange(count)
+    if isinstance(token, str):
+        number_by_name = {name: number for number, name in names.items() if number < count}
+        for marker in ("", *WORD_MARKERS):
+            if marker + token in number_by_name:
+                return np.array([number_by_name[marker + token]])
+    if str(token).isdecimal() and int(token) < count:
+        return np.array([int(token)])
+    way = "the name of a token, or its number" if names else "the number of a token"
+    raise CheckpointError(f"no token {token!r}; expected {way}, from 0 to {count - 1}")
 
 
 class _TokenSide(NamedTuple):

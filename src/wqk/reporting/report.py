@@ -124,7 +124,7 @@ def write_report(
     sources = tables if isinstance(tables, list | tuple) else [tables]
     opened_runs, scores = [], []
     for source in sources:
-        for content in _opened(source):
+        for content in opened_source(source):
             if isinstance(content, Run):
                 opened_runs.append(content)
                 scores.append(content.scores)
@@ -187,7 +187,7 @@ def without_folders(text: str, folders: Sequence[str]) -> str:
     return text
 
 
-def _opened(source: Any) -> Sequence[Run | ScoreTable]:
+def opened_source(source: Any) -> Sequence[Run | ScoreTable]:
     """Open the runs or the table in a file or a folder; a table is returned unchanged."""
     if isinstance(source, ScoreTable):
         return [source]
@@ -214,6 +214,16 @@ def _opened(source: Any) -> Sequence[Run | ScoreTable]:
             "a model is scanned first: wqk scan REF --report FILE.html, or "
             "wqk.report(wqk.scan(model), path)"
         ) from None
+
+
+def has_scores(folder: Path) -> bool:
+    """Return whether a folder has scores: of a run, a callback, a survey or a watch."""
+    if (folder / WATCHED).is_dir():
+        return True  # damaged scores are an error, and are not replaced by a scan
+    try:
+        return bool(opened_source(folder))
+    except TableError:
+        return False
 
 
 def check_report(path: Path) -> None:

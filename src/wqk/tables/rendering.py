@@ -413,12 +413,7 @@ def measured(
 
     A sorted table ranks heads with heads: if the table has heads, the rows of layers are left out.
     """
-    frame = table.frame
-    if sort_by is not None:
-        if frame["head"].is_not_null().any():
-            frame = frame.filter(pl.col("head").is_not_null())
-        frame = _sorted(frame, sort_by)
-    frame = frame.head(top or frame.height)
+    frame = ranked(table.frame, sort_by, top)
     selected = [measure for measure in MEASURES if measure.name in measures]
     columns_of_sheets = [[*HEADLINE, "norm"]]
     for measure in selected:
@@ -445,6 +440,15 @@ def measured(
         reasons = table.metadata.get(f"no_{measure.name}") or {}
         notes += [f"No {measure.name} ({stack}): {reason}." for stack, reason in reasons.items()]
     yield from (Text(note, style="dim") for note in notes)
+
+
+def ranked(frame: pl.DataFrame, sort_by: str | None, top: int | None) -> pl.DataFrame:
+    """Return the first ``top`` rows, sorted by a column; of sorted rows, those of heads if any."""
+    if sort_by is not None:
+        if frame["head"].is_not_null().any():
+            frame = frame.filter(pl.col("head").is_not_null())
+        frame = _sorted(frame, sort_by)
+    return frame.head(top or frame.height)
 
 
 def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:

@@ -109,7 +109,8 @@ class Table(Shown):
         if missing := [name for name in self.needed if name not in present]:
             raise TableError(
                 f"a {type(self).__name__} needs the columns {', '.join(missing)}, which this table "
-                "lacks; other tables are read by polars or pandas"
+                "lacks; wqk scan REF --out FILE.parquet writes all columns, and other tables are "
+                "read by polars or pandas"
             )
         columns = [*self.declared, *(column for column in self.further if column.name in present)]
         expressions = []
