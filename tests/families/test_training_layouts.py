@@ -182,6 +182,14 @@ def test_megatron_core(
     )
 
 
+@pytest.mark.parametrize(
+    "key", ["norm_epsilon", "layernorm_epsilon", "rms_norm_eps", "layer_norm_eps", "norm_eps"]
+)
+def test_every_norm_of_megatron_core_has_the_epsilon_of_its_configuration(key: str) -> None:
+    settings = {name: value for name, value in ARGUMENTS.items() if name != "norm_epsilon"}
+    test_megatron_core(settings | {key: EPSILON}, "input_layernorm", False, 0.0)
+
+
 def test_nanogpt() -> None:
     tensors, width = Tensors(), H * R
     for n in range(2):
