@@ -303,6 +303,12 @@ GUESSES = (
     ),
     _guess(
         call="",
+        command="wqk same REFERENCE CANDIDATE --junit FILE.xml compares two checkpoints in "
+        "continuous integration; its exit status is 1 if they differ",
+        names="ci junit",
+    ),
+    _guess(
+        call="",
         command="wqk same ORIGINAL CHANGED compares a checkpoint that another program wrote",
         names="dequantize prune quantize",
     ),
@@ -499,6 +505,12 @@ OPTION_GUESSES = (
         )
         for verb in ("train", "report", "pairs", "experiments")
     ),
+    _option_guess(
+        "--random --symmetric --skew --part",
+        advice="every part is measured in any case: symmetric, skew and random",
+        verb="parts",
+    ),
+    _option_guess("--json", advice="wqk scan REF --json prints the scores", verb="report"),
     # Guesses of all verbs that have an option with the effect.
     _option_guess("--latex --tex --to-latex", "--out", "--out FILE.tex writes LaTeX"),
     _option_guess("--markdown --md", "--out", "--out FILE.md writes Markdown"),

@@ -154,7 +154,7 @@ class Recipe:
     log_every
         Steps between entries of metrics.jsonl.
     held_out_every
-        Steps between held-out losses.
+        Steps between held-out losses; in fast, a twentieth of all steps.
     held_out_blocks
         Number of blocks for the held-out loss.
     score_every
