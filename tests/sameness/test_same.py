@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -619,3 +620,24 @@ def test_numbers_that_programs_take_otherwise_where_they_are_absent_are_a_differ
     comparison = same(model, StateDict(model._arrays, lost, "lost"))
     assert not comparison.same
     assert f'config["{name}"] = {model.config[name]}' in comparison.repair
+
+
+def test_a_cause_has_every_name_of_its_json_as_an_attribute() -> None:
+    candidates = [
+        opened(edited(lambda q: 2 * q, "q")),
+        opened(llama(), rope_theta=5e5),
+        opened(both(interleaved)),
+    ]
+    seen: set[str] = set()
+    for candidate in candidates:
+        (cause,) = same(opened(llama()), candidate).causes
+        for name, value in cause.to_dict().items():
+            stored = getattr(cause, name)
+            if name == "blocks":
+                stored = [place._asdict() for place in stored]
+            assert stored == value, name
+            seen.add(name)
+        assert pickle.loads(pickle.dumps(cause)) == cause
+    assert {"verdict", "reason", "repair", "sides", "heads", "blocks", "outside"} < seen
+    with pytest.raises(AttributeError, match="did you mean 'verdict'"):
+        _ = cause.verdit

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from wqk._console import few
+from wqk.errors import Advising
 from wqk.families import Place
 from wqk.sameness.circuits import SCORES
 from wqk.sameness.mismatches import Kind, Mismatch
@@ -174,8 +175,10 @@ class RepairCode(str):
 
 
 @dataclass(frozen=True)
-class Cause:
+class Cause(Advising):
     """A mismatch with all blocks, and all tensors outside of forms, that have the mismatch.
+
+    All names of `to_dict` are attributes: also those of the mismatch and of its facts.
 
     Attributes
     ----------
@@ -183,31 +186,71 @@ class Cause:
         Kind, reason and repair.
     places
         The blocks.
-    tensors
+    outside
         The reference's names of the tensors. Only a wrong merge of an adapter has both blocks and
         tensors.
     """
 
     mismatch: Mismatch
     places: tuple[Place, ...]
-    tensors: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Kind:
+        """The kind of the cause."""
+        return self.mismatch.verdict
+
+    @property
+    def reason(self) -> str:
+        """The cause in one phrase."""
+        return self.mismatch.reason
+
+    @property
+    def repair(self) -> str:
+        """Code that undoes the change; empty where none is known."""
+        return RepairCode(self.mismatch.repair)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The affected sides of the form: ``query``, ``key``, or both."""
+        return self.mismatch.sides
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The affected heads; empty for all."""
+        return self.mismatch.heads
+
+    @property
+    def blocks(self) -> tuple[Place, ...]:
+        """The blocks that have the mismatch."""
+        return self.places
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Facts of the mismatch lie on the same level in `to_dict`. An object that is being
+            # unpickled has no mismatch yet.
+            mismatch = vars(self).get("mismatch")
+            if mismatch is not None and name in mismatch.facts:
+                return mismatch.facts[name]
+            return super().__getattr__(name)
 
     @property
     def where(self) -> str:
         """The blocks, or the layers of the tensors, in few words."""
-        if not self.tensors:
+        if not self.outside:
             return places_in_words(self.places) or "in the configuration"
-        layers = {numbers_of(name)[0] for name in self.tensors if numbers_of(name)}
-        where = layers_in_words(layers) if layers else few(self.tensors)
+        layers = {numbers_of(name)[0] for name in self.outside if numbers_of(name)}
+        where = layers_in_words(layers) if layers else few(self.outside)
         if not self.places:
             return where
-        titles = few([*dict.fromkeys(map(title_in_block, self.tensors))])
+        titles = few([*dict.fromkeys(map(title_in_block, self.outside))])
         return f"{places_in_words(self.places)}; {titles}, {where}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
         blocks = [place._asdict() for place in self.places]
-        return self.mismatch.to_dict() | {"blocks": blocks, "outside": self.tensors}
+        return self.mismatch.to_dict() | {"blocks": blocks, "outside": self.outside}
 
 
 @dataclass(frozen=True, repr=False)
@@ -293,7 +336,7 @@ class Comparison:
         edited = {name for step in self.steps for name in step.edited}
         for cause in self.causes:
             if cause.mismatch.steps:
-                edited.update(cause.tensors)
+                edited.update(cause.outside)
         return tuple(
             tensor
             for tensor in self.differing
@@ -408,7 +451,7 @@ def _joined_merge(cause_of_blocks: Cause, cause_of_tensors: Cause) -> Cause:
     facts = {**mismatch.facts, "share": further.facts["share"], "tensors": tensors}
     steps = merged_steps((*mismatch.steps, *further.steps))
     mismatch = replace(mismatch, steps=steps, facts=facts)
-    return Cause(mismatch, cause_of_blocks.places, cause_of_tensors.tensors)
+    return Cause(mismatch, cause_of_blocks.places, cause_of_tensors.outside)
 
 
 def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:

@@ -91,7 +91,7 @@ def with_tensor_causes(
     moved_layers = moved_prefixes(pairs, blocks)
     lone_layers = tuple(alone_prefixes(pairs, alone))
     moved = dict.fromkeys(search.moved_with(moved_layers))
-    explained = {name for cause in known for name in cause.tensors} | {*moved}
+    explained = {name for cause in known for name in cause.outside} | {*moved}
     norms: set[str] = set()
     for (plan, _), block in zip(pairs, blocks, strict=True):
         if block.verdict is Verdict.DIFFERENT:
@@ -99,7 +99,7 @@ def with_tensor_causes(
     norms -= {*moved}
     findings = _findings(search, models, tensors, explained, sorted(norms), lone_layers)
     causes = [*known, *_joined(map(search.checked, findings))]
-    reason_of = {name: cause.mismatch.reason for cause in causes for name in cause.tensors}
+    reason_of = {name: cause.mismatch.reason for cause in causes for name in cause.outside}
     explained_blocks = [
         _with_norms(block, {*_norms(pair[0], names)}, causes)
         for block, pair in zip(blocks, pairs, strict=True)
@@ -112,7 +112,7 @@ def with_tensor_causes(
     return Explained(
         blocks=explained_blocks,
         tensors=tuple(_with_reason(tensor, reason_of) for tensor in tensors),
-        causes=tuple(cause for cause in causes if norms.isdisjoint(cause.tensors)),
+        causes=tuple(cause for cause in causes if norms.isdisjoint(cause.outside)),
     )
 
 
@@ -218,7 +218,7 @@ def _with_norms(
     block: BlockComparison, norms: set[str], causes: Sequence[Cause]
 ) -> BlockComparison:
     """Return a block whose wrong norms have the cause that was found for them."""
-    of_norms = [cause.mismatch for cause in causes if not norms.isdisjoint(cause.tensors)]
+    of_norms = [cause.mismatch for cause in causes if not norms.isdisjoint(cause.outside)]
     if not of_norms or block.verdict is not Verdict.DIFFERENT:
         return block
     further = [mismatch for mismatch in block.mismatches if mismatch.verdict is not Kind.NORM]
