@@ -552,7 +552,8 @@ def demo(out: Path, report: Path, as_json: bool, as_csv: bool) -> None:
     """Scan an encoder and a decoder trained with the same recipe, side by side.
 
     Needs no network and no PyTorch. Every command that reads a checkpoint takes demo:encoder,
-    demo:decoder and demo:induction, the small models of the package.
+    demo:decoder and demo:induction, the small models of the package; only demo:induction has all
+    weights, the pair has queries and keys only.
     """
     from wqk._style import save_figure
     from wqk.cli import display

@@ -168,7 +168,8 @@ def match_tokens(
 
     Queries and keys are computed from the model's token embeddings. In layer 0 that is what the
     head computes, apart from positions; in deeper layers it is only a hint, because their inputs
-    are not embeddings.
+    are not embeddings. Of the demo models, demo:induction has all weights; demo:encoder and
+    demo:decoder have queries and keys only.
 
     Parameters
     ----------
