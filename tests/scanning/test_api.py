@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import wqk
 from wqk._console import plain
 from wqk._machine import all_blas_threads, one_blas_thread
-from wqk.errors import MissingPackage, TableError
+from wqk.errors import CheckpointError, MissingPackage, TableError
 from wqk.forms.scores import looks_random
 from wqk.tables.rendering import overview
 
@@ -66,6 +66,22 @@ def blas_threads() -> set[int]:
 def two_blas_threads():
     with threadpool_limits(2, "blas"):
         yield
+
+
+def test_a_wrong_reference_in_a_list_names_the_survey_which_goes_on(tmp_path):
+    wrong = tmp_path / "README.md"
+    wrong.write_text("# Models")
+    with pytest.raises(CheckpointError, match=r"README\.md.*; wqk\.survey\(refs, out=folder\)"):
+        wqk.scan([ENCODER, wrong], heads=False)
+    with ThreadPoolExecutor() as threads:
+        table = wqk.survey([ENCODER, wrong], out=tmp_path / "out", heads=False, executor=threads)
+    assert [line["checkpoint"] for line in table.metadata["failed"]] == [str(wrong)]
+    assert len(table) == 4
+    # One reference, or a wrong argument, is no matter of a survey.
+    for ref, layers in ((wrong, None), ([wrong], None), ([ENCODER, DECODER], [99])):
+        with pytest.raises(CheckpointError) as caught:
+            wqk.scan(ref, layers=layers, heads=False)
+        assert "survey" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("two_blas_threads")

@@ -242,7 +242,10 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     result = run("survey", *models, "--jobs", "1", "--out", str(out), exits=1)
     assert f"failed: {models[7]}: " in result.stderr
     assert "18 checkpoints; 2 failed" in result.stderr
-    printed = json.loads(run("survey", *models, "--json", "--out", str(out), exits=1).stdout)
+    assert "scored before" not in result.stderr
+    resumed = run("survey", *models, "--json", "--out", str(out), exits=1)
+    assert resumed.stderr.startswith("scored before: 18 checkpoints\n")
+    printed = json.loads(resumed.stdout)
     assert len(printed["metadata"]["failed"]) == 2
     assert len(printed["rows"]) == 18 * LAYERS
     assert run("survey", *models[:2], "--dry-run").stdout.split() == models[:2]

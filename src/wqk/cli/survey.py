@@ -116,7 +116,14 @@ def survey(
     if picture:
         check_picture(picture)
     out, table_file = display.folder_and_file(out)
-    with display.bar("survey", survey_progress) as on_progress:
+    with display.bar("survey", survey_progress) as show_progress:
+
+        def on_progress(done: SurveyProgress) -> None:
+            if done.now == 0 and done.done:  # the first call, before anything is scored
+                display.say(f"scored before: {counted(done.done, 'checkpoint')}")
+            if show_progress:
+                show_progress(done)
+
         try:
             with (
                 signals_as_exceptions(),

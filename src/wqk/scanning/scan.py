@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Literal
@@ -31,7 +31,9 @@ from wqk.checkpoints import Checkpoint, Part, steps_of
 from wqk.errors import (
     CheckpointError,
     FormError,
+    HubError,
     MissingPackage,
+    UnknownFamily,
     called_as,
     errors_about,
     first_line,
@@ -59,6 +61,10 @@ from wqk.tables.score_table import ScoreTable, join
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
 SPARE_MEMORY = 512 * 2**20
+# End of the error of one reference in a list of several.
+SURVEY_ADVICE = (
+    "wqk.survey(refs, out=folder) scores the other references, and lists this one as failed"
+)
 
 
 def score_heads(
@@ -281,7 +287,8 @@ def scan(
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
     def scan_one(single: Any) -> ScoreTable:
-        model = open_model(single)
+        with _survey_advised(ref):
+            model = open_model(single)
         with errors_about(model.name):
             if layers is not None:
                 model = model.select(layers=layers)
@@ -297,6 +304,18 @@ def scan(
             )
 
     return join([scan_one(single) for single in _single_refs(ref)])
+
+
+@contextmanager
+def _survey_advised(ref: Any) -> Iterator[None]:
+    """Add to the error of a reference in a list of several that `wqk.survey` passes over it."""
+    try:
+        yield
+    except (CheckpointError, HubError, UnknownFamily) as error:
+        is_list = isinstance(ref, list | tuple) and len(ref) > 1
+        if is_list and all(isinstance(single, str | os.PathLike) for single in ref):
+            error.args = (f"{error}; {SURVEY_ADVICE}",)
+        raise
 
 
 def _single_refs(ref: Any) -> list[Any]:
