@@ -35,6 +35,13 @@ def test_single_values_stand_for_lists_of_one():
     )
 
 
+FUSED = HEAD + '[[attention]]\nstack = "encoder"\nfused = "qkv{layer}"\n'
+LATENT = (
+    RULE + 'layout = "latent"\nkey_inner = "c{layer}"\nkey_inner_norm = "n{layer}"\n'
+    'content_width = "content"\nposition_width = "position"\n'
+)
+
+
 # Parts of family files that are wrong, and the message.
 WRONG_FILES = [
     ("nmae = 'toy'\nRULE", "unknown key 'nmae'; did you mean 'name'"),
@@ -66,6 +73,26 @@ WRONG_FILES = [
         "as many spellings as each other",
     ),
     ("HEAD\n[[attention]]\nstack = 'encoder'", "needs 'query' and 'key', or 'fused'"),
+    ("RULE\nlayout = 'latent'", "'latent' lacks 'key_inner', 'key_inner_norm', 'content_width'"),
+    ("LATENT\nquery_inner = 'd{layer}'", "'latent' lacks 'query_inner_norm'; expected"),
+    ("RULE\nfused = 'qkv{layer}'", "got both; remove one of them - at `PLACE`"),
+    ("FUSED", "layout 'separate' is not that of a 'fused' tensor; expected sectioned \\(all"),
+    ("FUSED\nlayout = 'fused'", "layout 'fused'; expected .*sectioned \\(all queries, then"),
+    ("FUSED\nsections = [['query', '*'], ['key', '*']]", "'q', .* got 'query', 'key'; correct"),
+    ("FUSED\nsections = [['q', '*'], ['k', '*'], ['q', '*']]", "got 'q', 'k', 'q'; correct"),
+    ("FUSED\nsections = [['q', '*'], ['k']]", "a part has no width; .*, got \\['k'\\]; add"),
+    ("FUSED\nsections = [['q', '*'], []]", "a part has no width"),
+    ("FUSED\nsections = [['q', '*'], ['k', 'width //']]", "'sections': 'width //' is not"),
+    ("FUSED\nlayout = 'conv1d'\nsections = [['q', '*'], ['k', '*']]", "got the layout 'conv1d'"),
+    ("RULE\nsections = [['q', '*'], ['k', '*']]", "'separate' and no fused tensor; correct"),
+    ("RULE\nkind = 'slef'", "unknown kind 'slef'; expected one of self, cross, linear"),
+    ("RULE\nwindow_counts = 'all'", "unknown window_counts 'all'; expected one of '', each side"),
+    ("RULE\nwindow_axes = 3", "unknown window_axes 3; expected one of 1, 2"),
+    ("RULE\nrotary_only = ['norms']", "unknown rotary_only 'norms'; expected one of norm, window"),
+    ("RULE\nposition_uses = 'value'", "unknown position_uses 'value'; expected one of query"),
+    ("RULE\nposition_uses_if = { keys = 'a' }", "unknown position_uses_if 'keys'"),
+    ("RULE\n[attention.rotary]\norder = 'pairs'", "'pairs'; .* - at `PLACE.rotary`"),
+    ("RULE\n[attention.rotary]\norder = 'half'\naxes = 0", "unknown axes 0; expected one of 1"),
     ("HEAD", "at least one \\[\\[attention\\]\\] table"),
     ("model_types = 'toy'", "missing required field `name`"),
     ("name = ", "not valid TOML"),
@@ -75,8 +102,16 @@ WRONG_FILES = [
 @pytest.mark.parametrize(("text", "message"), WRONG_FILES)
 def test_what_is_wrong_is_named_with_its_place(text, message):
     expected = message.replace("PLACE", r"\$\.attention\[0\]")
+    starts = {"LATENT": LATENT, "FUSED": FUSED, "RULE": RULE, "HEAD": HEAD}
+    for name, start in starts.items():
+        text = text.replace(name, start)
     with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{expected}"):
-        parse_family(text.replace("RULE", RULE).replace("HEAD", HEAD), "toy.toml")
+        parse_family(text, "toy.toml")
+
+
+def test_a_file_of_latent_attention_with_all_keys_is_read() -> None:
+    (rule,) = parse_family(LATENT, "toy.toml").attention
+    assert rule.layout == "latent"
 
 
 def test_no_key_says_what_holds_without_it() -> None:

@@ -2,21 +2,7 @@
 
 A layout assigns outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D weight) to queries,
 keys and values, in the order of the heads. That is enough to take a projection out of a tensor and
-to put the projection back.
-
-==============  =====================================================================
-layout          the tensor's outputs
-==============  =====================================================================
-``separate``    one role, head after head
-``gated``       as ``separate``, but each head's query is followed by a gate as wide
-``sectioned``   all of one role, then all of the next; several such blocks in a row
-``conv1d``      as ``sectioned``, stored (in, out): GPT-2
-``grouped``     for each key head: its queries, its key, its value
-``stacked``     one role, with an axis for the heads, stored (heads, in, R): TransformerLens
-``spread``      one role, with an axis for the heads, stored (in, heads, R): XLNet
-``convolution`` one role, stored (out, in / groups, 1): a convolution that sees one token
-``latent``      a product of two tensors: down to a latent, and up to the heads (MLA)
-==============  =====================================================================
+to put the projection back. `LAYOUTS` lists all layouts.
 
 Axes: H query heads, G key heads, R head width, D width, C latent width.
 """
@@ -31,17 +17,20 @@ from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.forms.arrays import array_namespace
 
-LAYOUTS = (
-    "separate",
-    "gated",
-    "convolution",
-    "sectioned",
-    "conv1d",
-    "grouped",
-    "stacked",
-    "spread",
-    "latent",
-)
+# Outputs of a tensor with each layout.
+LAYOUTS = {
+    "separate": "a tensor for each role, head after head",
+    "gated": "as separate, but each head's query is followed by a gate as wide",
+    "sectioned": "all queries, then all keys, then all values",
+    "conv1d": "as sectioned, stored (in, out): GPT-2",
+    "grouped": "for each key head: its queries, its key, its value",
+    "stacked": "a tensor for each role, stored (heads, in, R): TransformerLens",
+    "spread": "a tensor for each role, stored (in, heads, R): XLNet",
+    "convolution": "a tensor for each role, stored (out, in / groups, 1): sees one token",
+    "latent": "a product of two tensors: down to a latent, and up to the heads (MLA)",
+}
+# Layouts of a tensor that holds several roles.
+FUSED_LAYOUTS = ("sectioned", "conv1d", "grouped")
 
 # Root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from wqk.checkpoints import Checkpoint
 from wqk.errors import CheckpointError, UnknownFamily
-from wqk.families.config import Config
+from wqk.families.config import LARGEST_COUNT, Config
 from wqk.families.fitting import require_fitting
 from wqk.families.model_types import always_present
 from wqk.families.naming import weight_name, without_numbers
@@ -374,6 +374,13 @@ class _Planner:
         if not self.rule.applied_in_total:
             return 1
         passes = round(self.config.product(self.rule.applied_in_total, {}))
+        if not 0 < passes <= LARGEST_COUNT:
+            factors = " * ".join(map(str, self.rule.applied_in_total))
+            raise CheckpointError(
+                f"config.json: {factors}, which counts the applications of shared layers, must be "
+                f"from 1 to {LARGEST_COUNT:,}, got {passes:.6g}; correct it, or the family's "
+                "applied_in_total"
+            )
         # Passes of a group: from group · passes / groups on, rounded up, to that of the next group.
         first_pass = -(-group * passes // self.groups)
         first_pass_of_next = -(-(group + 1) * passes // self.groups)

@@ -7,14 +7,14 @@ the default.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from wqk.families.expressions import parse
-from wqk.families.layouts import LAYOUTS, NORMS
+from wqk.families.layouts import FUSED_LAYOUTS, LAYOUTS, NORMS
 
 # A key of the configuration, arithmetic with keys, or a condition; see `wqk.families.expressions`.
 Expression = Annotated[str, "expression"]
@@ -52,6 +52,24 @@ TENSOR_KEYS = (
 )
 REST = "*"  # the width of a section that takes an equal share of what the others leave
 LOCAL = "local"  # a window whose size no key has
+
+# Values of keys that have no others; of a key with a list, its entries.
+VALUES: Mapping[str, Mapping[str, Collection[str | int]]] = {
+    "AttentionRule": {
+        "kind": ("self", "cross", "linear", "state-space"),
+        "layout": LAYOUTS,
+        "norm": NORMS,
+        "input_norm_kind": NORMS,
+        "position_uses": ("query", "key"),
+        "position_uses_if": ("query", "key"),
+        "rotary_only": ("norm", "window"),
+        "window_axes": (1, 2),
+        "window_counts": ("", "each side", "itself"),
+    },
+    "RotaryRule": {"order": ("half", "interleaved"), "axes": (1, 2, 3)},
+}
+# Keys that an attention through latents needs.
+LATENT_KEYS = ("key_inner", "key_inner_norm", "content_width", "position_width")
 
 
 class RotaryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +119,7 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     windowed_only: bool = False  # layers with full attention have no positions
 
     def __post_init__(self) -> None:
+        _require_known_values(self)
         _require_readable(self)
 
 
@@ -208,19 +227,15 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""  # what else a reader of the form should know
 
     def __post_init__(self) -> None:
-        possible = {"layout": LAYOUTS, "norm": NORMS, "input_norm_kind": NORMS}
-        for key, known in possible.items():
-            value = getattr(self, key)
-            if value not in known:
-                raise ValueError(
-                    f"unknown {key} {value!r}; expected one of {', '.join(known)}; correct it"
-                )
+        _require_known_values(self)
         _require_readable(self)
-        for section in self.sections:
-            for factor in section[1:]:
-                if factor != REST:
-                    _require_expression("sections", factor)
         self._require_matching_names()
+        if self.fused:
+            self._require_fused_layout()
+        if self.sections:
+            self._require_roles_in_sections()
+        if self.layout == "latent":
+            self._require_latent()
 
     def _require_matching_names(self) -> None:
         """Check that queries, keys and other tensors have numbers that can be filled in."""
@@ -245,6 +260,57 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"most {most}; correct it"
                 )
 
+    def _require_fused_layout(self) -> None:
+        """Check that a fused tensor has a layout with several roles, and no tensors next to it."""
+        if self.query:
+            raise ValueError(
+                "'fused' holds the queries and the keys; expected 'fused', or 'query' and 'key', "
+                "got both; remove one of them"
+            )
+        if self.layout not in FUSED_LAYOUTS and not self.sections:
+            raise ValueError(
+                f"layout {self.layout!r} is not that of a 'fused' tensor; expected "
+                f"{_with_meanings(FUSED_LAYOUTS)}; set 'layout', or list the parts in 'sections'"
+            )
+
+    def _require_roles_in_sections(self) -> None:
+        """Check that sections divide a fused tensor, and have one part of queries and of keys."""
+        if not self.fused or self.layout not in ("separate", "sectioned"):
+            raise ValueError(
+                "'sections' are the parts of a 'fused' tensor, stored (out, in); expected 'fused' "
+                f"and the layout 'sectioned', got the layout {self.layout!r}"
+                f"{'' if self.fused else ' and no fused tensor'}; correct it"
+            )
+        for section in self.sections:
+            if len(section) < 2:
+                raise ValueError(
+                    f"'sections': a part has no width; expected a role and factors of its width, "
+                    f'such as ["q", "num_attention_heads", "head_dim"], got {list(section)}; add '
+                    f"the factors, or {REST!r} for an equal share of the rest"
+                )
+            for factor in section[1:]:
+                if factor != REST:
+                    _require_expression("sections", factor)
+        roles = [role for role, *_ in self.sections]
+        if roles.count("q") != 1 or roles.count("k") != 1 or roles.count("v") > 1:
+            raise ValueError(
+                f"'sections' need one part of queries, 'q', and one of keys, 'k', and have at most "
+                f"one of values, 'v'; got {', '.join(map(repr, roles))}; correct these names: "
+                "parts with other names are not read"
+            )
+
+    def _require_latent(self) -> None:
+        """Check that an attention through latents has all keys that describe the latents."""
+        needed = LATENT_KEYS
+        if self.query_inner:
+            needed = (*LATENT_KEYS, "query_inner_norm")
+        missing = [key for key in needed if not getattr(self, key)]
+        if missing:
+            raise ValueError(
+                f"layout 'latent' lacks {', '.join(map(repr, missing))}; expected "
+                f"{', '.join(map(repr, needed))}; add the missing keys, or use another layout"
+            )
+
     def _tensor_names(self) -> Iterator[str]:
         """Yield all names of tensors besides those of queries and keys."""
         for key in TENSOR_KEYS:
@@ -268,6 +334,33 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with_parts: bool = False  # whether parts of known types are read as well
     runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
     runs_with_head: bool = False  # whether only the model with its head has all of the attention
+
+
+def _require_known_values(rule: msgspec.Struct) -> None:
+    """Raise `ValueError`, which names the key, if a key has none of its possible values."""
+    for key, known in VALUES[type(rule).__name__].items():
+        value = getattr(rule, key)
+        for entry in [value] if isinstance(value, str | int) else value:
+            if entry not in known:
+                raise ValueError(
+                    f"unknown {key} {entry!r}; expected one of {_with_meanings(known)}; correct it"
+                )
+
+
+def _with_meanings(values: Collection[str | int]) -> str:
+    """Return values as a list, layouts with their meanings.
+
+    Examples
+    --------
+    >>> _with_meanings((1, 2)), _with_meanings(["separate"])
+    ('1, 2', 'separate (a tensor for each role, head after head)')
+    """
+    texts = []
+    for value in values:
+        meaning = LAYOUTS.get(str(value))
+        text = str(value) or "''"
+        texts.append(f"{text} ({meaning})" if meaning else text)
+    return ", ".join(texts)
 
 
 def _require_readable(rule: msgspec.Struct) -> None:
