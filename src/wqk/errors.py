@@ -274,11 +274,11 @@ def demo_advice(checkpoint: str) -> str:
     Examples
     --------
     >>> demo_advice(str(DEMO_MODELS / "encoder")), demo_advice("bert")
-    ('; the demo model with all weights is wqk.demo_model("induction")', '')
+    ('; the demo model with all weights is demo:induction, wqk.demo_model("induction")', '')
     """
     if Path(checkpoint).parent != DEMO_MODELS:
         return ""
-    return '; the demo model with all weights is wqk.demo_model("induction")'
+    return '; the demo model with all weights is demo:induction, wqk.demo_model("induction")'
 
 
 def public(

@@ -125,16 +125,24 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
 
 def most_positions(model: Any) -> int | None:
     """Return the number of tokens that a model has positions for; None if unknown."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
-            # RoBERTa counts positions from that of the padding token.
-            first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return int(module.num_embeddings) - first
+    learned = learned_positions(model)
+    if learned is not None:
+        return learned
     config = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):  # not of transformers
         return None
     positions = getattr(text_config(config), "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
+
+
+def learned_positions(model: Any) -> int | None:
+    """Return the number of tokens that a table of positions has rows for; None without a table."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa counts positions from that of the padding token.
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return int(module.num_embeddings) - first
+    return None
 
 
 def text_config(config: Any) -> Any:

@@ -39,7 +39,9 @@ def some_steps(text: str) -> tuple[int, ...]:
 @click.option("--batches", type=click.IntRange(min=2), default=8)
 @click.option("--batch", type=COUNT, default=8)
 @click.option(
-    "--block", type=click.IntRange(min=4), show_default="64, or what a run was trained on if less"
+    "--block",
+    type=click.IntRange(min=4),
+    show_default="64, or a run's own block or the model's positions if less",
 )
 @click.option("--objective", type=click.Choice(["masked", "each", "causal"]))
 @click.option("--mask-share", type=Number(0, 1, min_open=True, max_open=True), default=0.15)
@@ -117,7 +119,13 @@ def theory(
             check_output(path, kind, endings)
     with display.bar("model", _progress, seconds=SECONDS_IN_A_PIPE) as on_progress:
         reports = study(
-            refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options
+            refs,
+            corpus,
+            layers=layers,
+            objective=objective,
+            on_progress=on_progress,
+            on_note=display.say,
+            **options,
         )
     if as_json:
         display.print_object(as_objects(reports))

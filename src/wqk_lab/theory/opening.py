@@ -5,10 +5,10 @@ No code of a repository is ever run: a model that needs its own is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import (
@@ -16,17 +16,27 @@ from wqk.errors import (
     CorpusError,
     RunError,
     UnknownFamily,
+    WqkError,
+    demo_advice,
     first_line,
     required_by,
 )
 from wqk.live.held_out import predicted_by
-from wqk.live.running import load_pretrained, quiet
+from wqk.live.running import learned_positions, load_pretrained, most_positions, quiet
+from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
-from wqk_lab.theory.subject import ObjectiveName, Subject
+from wqk_lab.theory.subject import NO_MASK, ObjectiveName, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
+from wqk_lab.training.corpus.reading import is_readable
 
 # Tokens in a block, by default.
 BLOCK_TOKENS = 64
+# Fewest tokens in a block.
+FEWEST_TOKENS = 4
+# Entries of a vocabulary, where the number does not matter.
+ANY_SIZE = 1000
+
+Checked = TypeVar("Checked")
 
 
 def open_subjects(
@@ -55,7 +65,8 @@ def open_subjects(
         Steps of a run; empty for all that were saved, None for the last.
     batches, batch, block
         Number of batches, blocks in each, and tokens in a block: by default
-        `BLOCK_TOKENS`, or a run's own if that is shorter. All states get the same batches.
+        `BLOCK_TOKENS`, or a run's own if that is shorter, or the number of positions of the model.
+        All states get the same batches.
     objective
         ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
     mask_share
@@ -80,15 +91,29 @@ def open_subjects(
     """
     known_types()  # reports a missing package before anything is read
     states = states_of(ref, steps, revision)
-    text = open_text(Path(corpus), states[0].ref, revision)
-    blocks = text.blocks(batches, batch, block or block_of(ref), seed)
+    outline = _outline(states[0], objective, revision)
+    length, shortened = _block_length(ref, block, outline)
+    problems = _Problems()
+    problems.collect(lambda: _require_positions(length, states[0], outline))
+    text = problems.collect(lambda: open_text(Path(corpus), states[0].ref, revision))
+    blocks = None
+    if text is None:
+        problems.collect(lambda: _require_tokenizer(Path(corpus), states[0], outline, revision))
+    else:
+        problems.collect(lambda: _require_vocabulary(text, states[0], outline, revision))
+        problems.collect(lambda: _require_mask(text, outline))
+        blocks = problems.collect(lambda: text.blocks(batches, batch, length, seed))
+    problems.report(states[0], Path(corpus))
+    assert text is not None
+    assert blocks is not None
 
     def subjects() -> Iterator[Subject]:
         for state in states:
             size = text.vocabulary_size
             model, predicts, missing = load_model(state, objective, size, seed, revision)
             mask = None if predicts == "causal" else text.mask_token
-            caveat = _doubt(model, text, state, revision)
+            vocabulary_size = model.get_input_embeddings().num_embeddings
+            caveat = _doubt(vocabulary_size, text, state, revision)
             subject = Subject(
                 state.name,
                 model,
@@ -100,6 +125,7 @@ def open_subjects(
                 step=state.step,
                 missing=missing,
                 caveat=caveat,
+                shortened=shortened,
             )
             _require_run(subject)
             yield subject
@@ -127,6 +153,140 @@ class State:
         if self.step is not None:
             return path.parent.resolve().name
         return path.resolve().name if path.is_dir() else self.ref
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """Facts about a model that its configuration decides; None if unknown.
+
+    Attributes
+    ----------
+    objective
+        What the model is to predict.
+    vocabulary_size
+        Number of rows of the table of embeddings; None also for a bare model type.
+    positions, learned_positions
+        Number of tokens that the model has positions for; and that a table of positions has rows
+        for, if there is a table.
+    """
+
+    objective: ObjectiveName | None = None
+    vocabulary_size: int | None = None
+    positions: int | None = None
+    learned_positions: int | None = None
+
+
+def _outline(state: State, objective: ObjectiveName | None, revision: str | None) -> _Outline:
+    """Read a model's configuration, and build the model without weights."""
+    import torch
+    import transformers
+
+    is_bare = state.ref in known_types() and not Path(state.ref).exists()
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]), torch.device("meta"):
+            config = _config(state.ref, ANY_SIZE if is_bare else None, revision)
+            objective = objective or _objective(config)
+            maker = getattr(transformers, _maker(config, objective))
+            model = maker.from_config(config, trust_remote_code=False)
+            size = model.get_input_embeddings().num_embeddings
+            return _Outline(
+                objective=objective,
+                vocabulary_size=None if is_bare else size,
+                positions=most_positions(model),
+                learned_positions=learned_positions(model),
+            )
+    except (*FAILURES, WqkError):  # `load_model` raises a clearer error
+        return _Outline()
+
+
+def _block_length(ref: str, block: int | None, outline: _Outline) -> tuple[int, str]:
+    """Return the tokens in a block, and the reason if they are fewer than by default."""
+    if block is not None:
+        return block, ""
+    length, positions = block_of(ref), outline.positions
+    if positions is None or not FEWEST_TOKENS <= positions < length:
+        return length, ""
+    reason = f"blocks of {positions} tokens instead of {length}, the model has no more positions"
+    return positions, reason
+
+
+def _require_positions(length: int, state: State, outline: _Outline) -> None:
+    rows = outline.learned_positions
+    if rows is not None and length > rows:
+        raise CheckpointError(
+            f"{state.name}: --block {length}: the model has {rows} positions; take {rows} or less"
+        )
+
+
+def _require_vocabulary(text: Text, state: State, outline: _Outline, revision: str | None) -> None:
+    if outline.vocabulary_size is not None:
+        _doubt(outline.vocabulary_size, text, state, revision)
+
+
+def _require_tokenizer(corpus: Path, state: State, outline: _Outline, revision: str | None) -> None:
+    """Raise an error with the size of the vocabulary if a text needs a tokenizer that is not there.
+
+    The error complements that of `open_text`.
+    """
+    size = outline.vocabulary_size
+    if size is None or not corpus.is_file() or not is_readable(corpus):
+        return
+    if vocabulary_of(state.ref, revision) is None:
+        raise CorpusError(f"the model's vocabulary has {size} entries")
+
+
+def _require_mask(text: Text, outline: _Outline) -> None:
+    if outline.objective in ("masked", "each") and text.mask_token is None:
+        raise CorpusError(NO_MASK)
+
+
+class _Problems:
+    """Errors of several checks, which are reported together."""
+
+    def __init__(self) -> None:
+        self.errors: list[WqkError] = []
+
+    def collect(self, check: Callable[[], Checked]) -> Checked | None:
+        """Return the result of a check; if it raises an error, keep the error, and return None."""
+        try:
+            return check()
+        except (CheckpointError, CorpusError) as error:
+            self.errors.append(error)
+            return None
+
+    def report(self, state: State, corpus: Path) -> None:
+        """Raise all errors as one, with the weights that the checkpoint lacks."""
+        if not self.errors:
+            return
+        # The message begins with the name of the model, and has no room to repeat the name.
+        problems = [
+            str(error).removeprefix(f"{state.ref}: ").removeprefix(f"{state.name}: ")
+            for error in self.errors
+        ]
+        lack = _lack_of_weights(state)
+        if len(self.errors) == 1 and not lack:
+            raise self.errors[0]
+        if lack:
+            problems.append(lack)
+        numbered = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
+        message = f"{state.name} on {corpus.name}: {'; '.join(numbered)}"
+        raise type(self.errors[0])(message) from None
+
+
+def _lack_of_weights(state: State) -> str:
+    """Describe a checkpoint that has only queries and keys; empty for others. Reads no weight."""
+    if state.is_fresh or not Path(state.ref).exists():  # a Hub repository is not fetched for this
+        return ""
+    try:
+        model = open_model(state.ref)
+    except WqkError:
+        return ""
+    read = {part.name for plan in model.plans for part in plan.parts}
+    if {*model.checkpoint.tensors()} - read:
+        return ""
+    return (
+        f"most statements need more than the checkpoint's queries and keys{demo_advice(state.ref)}"
+    )
 
 
 def known_types() -> dict[str, set[str]]:
@@ -237,12 +397,15 @@ def _maker(config: Any, objective: ObjectiveName) -> str:
     return f"AutoModelFor{kind.capitalize()}LM"
 
 
-def _doubt(model: Any, text: Text, state: State, revision: str | None) -> str:
-    """Why the text may not be in the model's tokens; `CorpusError` if it is known not to be."""
-    size = model.get_input_embeddings().num_embeddings
+def _doubt(size: int, text: Text, state: State, revision: str | None) -> str:
+    """Why the text may not be in the model's tokens; `CorpusError` if it is known not to be.
+
+    ``size`` is the number of entries of the model's table of embeddings.
+    """
     wrong_vocabulary = CorpusError(
         f"{text.name}: uses another vocabulary ({text.vocabulary_size} entries) than {state.ref} "
-        f"({size}); give a text in the model's own tokens"
+        f"({size}); give a text in the model's own tokens, such as a store made with the model's "
+        "tokenizer: wqk lab corpus FILE --tokenizer FILE|ID -o STORE"
     )
     if text.vocabulary_size > size:
         raise wrong_vocabulary

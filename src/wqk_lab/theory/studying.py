@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.errors import TheoryError, WqkError
+from wqk._console import counted
+from wqk.errors import TheoryError, WqkError, demo_advice
 from wqk_lab.theory import (
     bilinear_scores,
     bounds,
@@ -172,6 +173,7 @@ def study(
     *,
     layers: Collection[int] | None = None,
     on_progress: OnProgress | None = None,
+    on_note: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[StudyReport]:
     """Test all statements on one model, or on several that differ in their seed, on one text.
@@ -182,6 +184,8 @@ def study(
         The models, the text, and how it is read: as for `wqk_lab.theory.opening.open_subjects`.
     layers, on_progress
         Numbers of the layers to measure, None for all; and as for `measure`.
+    on_note
+        Called before a model is measured, with shorter blocks and missing tensors as one line.
 
     Returns
     -------
@@ -198,7 +202,7 @@ def study(
     WqkError
         As for `open_subjects`.
     """
-    runs = [_study_one(ref, corpus, layers, on_progress, options) for ref in refs]
+    runs = [_study_one(ref, corpus, layers, on_progress, on_note, options) for ref in refs]
     if len({states[0].objective for states in runs}) > 1:
         raise TheoryError(
             "models that predict different things cannot be evaluated together; "
@@ -219,11 +223,25 @@ def _reporting_batches(on_progress: OnProgress | None) -> Callable[[int, int], N
     return partial(on_progress, "gradients of batches")
 
 
+def _lack(evidence: Evidence) -> str:
+    """Return the number of tensors that a checkpoint lacks, and of statements that need them."""
+    subject = evidence.subject
+    if not subject.missing:
+        return ""
+    possible = [s for s in STATEMENTS if subject.objective in s.objectives]
+    untested = sum(bool(obstacle(statement, evidence)) for statement in possible)
+    return (
+        f"the checkpoint lacks {counted(len(subject.missing), 'tensor')}, and "
+        f"{untested} of {counted(len(possible), 'statement')} need them and are not tested"
+    )
+
+
 def _study_one(
     ref: str,
     corpus: str | Path,
     layers: Collection[int] | None,
     on_progress: OnProgress | None,
+    on_note: Callable[[str], None] | None,
     options: Mapping[str, Any],
 ) -> list[StudyReport]:
     """Return a report on each state of a model, and if there are several, one on all of them."""
@@ -233,6 +251,9 @@ def _study_one(
     lacking = ""
     for subject in subjects:
         evidence = Evidence(subject, text, layers, _reporting_batches(on_progress))
+        note = "; ".join(filter(None, (subject.shortened, _lack(evidence))))
+        if note and on_note:
+            on_note(f"{subject.name}: {note}{demo_advice(ref) if subject.missing else ''}")
         reports.append(report(subject, text, measure(evidence, on_progress)))
         if options.get("steps") is not None and not subject.missing:
             try:

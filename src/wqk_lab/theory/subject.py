@@ -16,6 +16,8 @@ from wqk.live.held_out import IGNORED, choose
 
 ObjectiveName = Literal["masked", "each", "causal"]
 
+NO_MASK = "masking needs a mask token; the tokenizer or token store of this text has none"
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -42,6 +44,8 @@ class Subject:
         Names of the tensors that the checkpoint lacks; they were drawn at random.
     caveat
         A reason to doubt every finding, such as a text in an unknown vocabulary.
+    shortened
+        The reason why blocks are shorter than by default; empty if they are not.
 
     Examples
     --------
@@ -62,12 +66,11 @@ class Subject:
     step: int | None = None
     missing: tuple[str, ...] = ()
     caveat: str = ""
+    shortened: str = ""
 
     def __post_init__(self) -> None:
         if self.objective != "causal" and self.mask_token is None:
-            raise CorpusError(
-                "masking needs a mask token; the tokenizer or token store of this text has none"
-            )
+            raise CorpusError(NO_MASK)
         if not 0 < self.mask_share < 1:
             raise CorpusError(f"the share of masked tokens lies in (0, 1), got {self.mask_share:g}")
 

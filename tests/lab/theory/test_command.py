@@ -43,6 +43,22 @@ def run(place: Path, ref: str, *options: str, exits: int = 0) -> Result:
     return run_command("lab", "theory", place / ref, *corpus, *SMALL, *options, exits=exits)
 
 
+def test_shorter_blocks_and_missing_tensors_are_reported_first(tmp_path: Path) -> None:
+    corpus = tmp_path / "tokens.npy"
+    np.save(corpus, subjects.text().tokens)
+    options = ("--corpus", corpus, "--batches", "2", "--batch", "2", "--layers", "0")
+    result = run_command("lab", "theory", "demo:decoder", *options, "--json")
+    (first,) = result.stderr.splitlines()
+    assert first.startswith("decoder: blocks of 32 tokens instead of 64")
+    assert "the demo model with all weights is " in first
+    assert "demo:induction" in first
+    (model_report,) = json.loads(result.stdout)["reports"]
+    assert model_report["block"] == 32
+    reasons = [finding["why"] for finding in model_report["findings"]]
+    untested = sum(why.startswith("rests on tensors") for why in reasons)
+    assert f"lacks 62 tensors, and {untested} of " in first
+
+
 def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     out, picture = place / "findings.json", place / "tails.svg"
     result = run(place, "llama", "--out", str(out), "--figure", str(picture))

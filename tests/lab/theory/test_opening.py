@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tests.lab.theory import subjects
 from tests.lab.theory.subjects import MASK, VOCABULARY, torch
 
+import wqk
 from wqk.errors import (
+    LONGEST_MESSAGE,
     CheckpointError,
     CorpusError,
     RunError,
@@ -193,6 +195,46 @@ def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
         doubt(renumbered, "store")
 
 
+def test_everything_that_prevents_a_run_is_one_message(place: Path) -> None:
+    prose = place / "prose.txt"
+    prose.write_text("One sentence.\n\nAnother sentence.\n")
+    demo = str(wqk.demo_model("decoder"))
+    with pytest.raises(WqkError) as caught:
+        opened(demo, prose, block=64)
+    message = str(caught.value)
+    assert "(1) --block 64: the model has 32 positions; take 32 or less" in message
+    assert "(2) " in message
+    assert "has no tokenizer that encodes text" in message
+    assert "(3) the model's vocabulary has 128 entries" in message
+    assert "(4) most statements need more than the checkpoint's queries and keys" in message
+    assert 'wqk.demo_model("induction")' in message
+    assert len(message) <= LONGEST_MESSAGE  # a longer one is cut where it is printed
+    with pytest.raises(CorpusError) as caught:
+        opened(demo, place / "store")
+    assert "uses another vocabulary" in str(caught.value)
+    assert "(128)" in str(caught.value)
+    assert "wqk lab corpus FILE --tokenizer" in str(caught.value)
+    assert "the checkpoint's queries and keys" in str(caught.value)
+    with pytest.raises(CorpusError, match=r"\(1\) masking needs a mask token"):
+        opened(str(wqk.demo_model("encoder")), place / "tokens.npy")
+    # A single problem of a checkpoint with all weights is reported as it is.
+    with pytest.raises(CheckpointError, match=r"^decoder: --block 40: the model has 32 positions"):
+        opened(place / "decoder", place / "tokens.npy", block=40)
+
+
+def test_blocks_are_no_longer_by_default_than_the_positions_of_the_model(place: Path) -> None:
+    subject = opened(place / "decoder", place / "tokens.npy", block=None)
+    assert subject.blocks.shape == (2, 2, 32)
+    expected = "blocks of 32 tokens instead of 64, the model has no more positions"
+    assert subject.shortened == expected
+    short = opened(place / "decoder", place / "tokens.npy", block=16)
+    assert short.shortened == ""
+    # Rotary positions have no table: a longer block that is asked for is run.
+    subjects.save(subjects.llama(), place / "llama")
+    longer = opened(place / "llama", place / "tokens.npy", block=40)
+    assert longer.blocks.shape == (2, 2, 40)
+
+
 def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:
     folder = subjects.save(subjects.bert(), place / "hostile")
     (folder / "evil.py").write_text("raise SystemExit('run')\n")
@@ -229,7 +271,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token ids"),
     "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, r"vocabulary \(1001 entries"),
     "short": ("decoder", {"corpus": "tokens.npy", "batches": 10**4}, CorpusError, "take fewer"),
-    "long blocks": ("bert", {"block": 64}, CheckpointError, "try a shorter --block"),
+    "long blocks": ("bert", {"block": 64}, CheckpointError, "take 32 or less"),
     "revision": ("bert", {"revision": "main"}, CheckpointError, "only a Hub repository has"),
     "all masked": ("bert", {"mask_share": 1.0}, CorpusError, r"lies in \(0, 1\)"),
 }
