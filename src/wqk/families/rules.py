@@ -301,7 +301,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _require_latent(self) -> None:
         """Check that an attention through latents has all keys that describe the latents."""
-        needed = LATENT_KEYS
+        needed: tuple[str, ...] = LATENT_KEYS
         if self.query_inner:
             needed = (*LATENT_KEYS, "query_inner_norm")
         missing = [key for key in needed if not getattr(self, key)]

@@ -100,16 +100,16 @@ class Application(NamedTuple):
                 yield whole(arranged)
 
     @property
-    def has_other_heads(self) -> bool:
-        """Return whether an attention of all queries and keys was observed, of whatever heads."""
+    def observed_heads(self) -> int | None:
+        """Number of heads of an observed attention of all queries and keys; None without one."""
         if self.query_input.ndim != 3 or self.key_input.ndim != 3:
-            return False
+            return None
         batch, queries, _ = self.query_input.shape
         keys = self.key_input.shape[1]
         for call in self.calls:
             if len(call.shape) == 4 and (call.shape[0], *call.shape[2:]) == (batch, queries, keys):
-                return True
-        return False
+                return int(call.shape[1])
+        return None
 
     def products(self, heads: int) -> Iterator[np.ndarray]:
         """Products of observed queries and keys, (B, H, I, J)."""

@@ -120,6 +120,10 @@ class VerifiedBlock:
     largest_score: float | None
     ceiling: float | None
     described: bool  # whether the family describes everything in the score besides the form
+    # Numbers of query heads by the family, and of the model's own attention; None where that
+    # attention was compared, or none was seen.
+    heads: int | None = None
+    observed_heads: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -141,6 +145,11 @@ class VerifiedBlock:
         # An infinite difference means that the weights do not fit what the model computes.
         is_explained = not self.described and math.isfinite(self.difference)
         return NOT_COMPARED if is_explained else WRONG
+
+    @property
+    def has_other_heads(self) -> bool:
+        """Return whether the model attends with another number of heads than the family has."""
+        return self.observed_heads is not None and self.observed_heads != self.heads
 
     @property
     def ok(self) -> bool:
@@ -206,6 +215,14 @@ class Verification(Result):
         """Sentence of the worst verdict."""
         _, sentence = VERDICTS[self.verdict]
         result = sentence.format(difference=self.difference, precision=self.precision)
+        block = next((block for block in self.blocks if block.has_other_heads), None)
+        if self.verdict == WRONG and block is not None:
+            place = Place(block.stack, block.kind, block.layer)
+            return (
+                f"{result} In {place}, the model attends with {block.observed_heads} query heads, "
+                f"the family has {block.heads}; correct the family's key 'heads', or the number "
+                "that the configuration or heads_per_layer= gives."
+            )
         if self.verdict != ONLY_FORM_RIGHT or not self.rounded:
             return result
         return (
@@ -233,11 +250,14 @@ class Verification(Result):
             shown = block.difference if block.verdict == RIGHT else block.form_difference
             difference = "–" if shown is None else f"{shown:.1e}"
             score, ceiling = block.largest_score, block.ceiling
-            largest = "–" if score is None else f"{score:.3g}"
+            is_known = score is not None and math.isfinite(score)
+            largest = f"{score:.3g}" if is_known else "–"
             limit = Cell("–", "")
-            if score and ceiling is not None:
+            if score and is_known and ceiling is not None:
                 limit = Cell(f"{ceiling:.3g}", f"× {ceiling / score:.1f}")
             word, _ = VERDICTS[block.verdict]
+            if block.verdict == WRONG and block.has_other_heads:
+                word = f"{word}: {block.observed_heads} heads, not {block.heads}"
             verdict = Cell(word, style="" if block.ok else "bold red")
             attention = f"{block.stack} {block.kind}"
             table.add(attention, layer, difference, largest, limit, verdict)
@@ -469,6 +489,7 @@ class AttentionCheck(NamedTuple):
     contrast: float  # largest distance of the observed attention from uniform
     largest_score: float | None
     learned: Learned | None
+    observed_heads: int | None = None  # of an attention that was not compared
 
 
 NOT_OBSERVED = AttentionCheck(difference=None, contrast=0.0, largest_score=None, learned=None)
@@ -504,6 +525,8 @@ def _compare_block(
             largest_score=check.largest_score,
             ceiling=ceiling,
             described=knows_score and not beyond(plan, length),
+            heads=None if check.observed_heads is None else plan.query.heads,
+            observed_heads=check.observed_heads,
         )
         yield verified, check.learned
 
@@ -519,8 +542,9 @@ def _closest(block: Block, application: Application, sinks: np.ndarray | None) -
         inputs = fitted(application, batch, queries, keys, block.groups.widths)
         if inputs is not None:
             checks.append(_check(block, attention, inputs, sinks))
-    if not checks and application.has_other_heads:
-        return _misfit(block.plan, contrast=0.0)
+    observed_heads = application.observed_heads
+    if not checks and observed_heads is not None:
+        return _misfit(block.plan, contrast=0.0)._replace(observed_heads=observed_heads)
 
     def difference(check: AttentionCheck) -> float:
         assert check.difference is not None

@@ -1,0 +1,88 @@
+"""The files of the page on families describe the modules that the page is about."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import wqk
+
+torch = pytest.importorskip("torch")
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "family.md"
+FILES = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+FUSED, SECTIONS = (next(file for file in FILES if name in file) for name in ("layout", "sections"))
+HEADS, WIDTH = 6, 24
+
+
+class Attention(torch.nn.Module):
+    """Causal attention whose queries, keys and values are rows of one tensor, in some order."""
+
+    def __init__(self, roles: str) -> None:
+        super().__init__()
+        self.roles = roles
+        self.qkv = torch.nn.Linear(WIDTH, len(roles) * WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        by_role = dict(zip(self.roles, self.qkv(x).split(WIDTH, dim=-1), strict=True))
+        q, k, v = (by_role[role].unflatten(-1, (HEADS, -1)).transpose(1, 2) for role in "qkv")
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class Net(torch.nn.Module):
+    """Two such layers, with a configuration."""
+
+    def __init__(self, roles: str) -> None:
+        super().__init__()
+        settings = {"model_type": "net", "n_layers": 2, "n_heads": HEADS, "n_others": 4}
+        self.config = SimpleNamespace(to_dict=lambda: settings)
+        self.layers = torch.nn.ModuleList(Attention(roles) for _ in range(2))
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def verified(roles: str, file: str, folder: Path) -> wqk.Verification:
+    """The verification of a module with a file of the page."""
+    path = folder / "family.toml"
+    path.write_text(file)
+    batch = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1))
+    return wqk.verify(wqk.open(Net(roles), family=path), batch)
+
+
+@pytest.mark.parametrize(
+    ("roles", "file", "verdict"),
+    [
+        ("qkv", FUSED, "right"),
+        ("kqvg", SECTIONS, "right"),
+        ("kqv", FUSED, "WRONG"),
+        ("qkvg", SECTIONS, "WRONG"),
+    ],
+)
+def test_the_files_are_right_for_their_order_alone(
+    roles: str, file: str, verdict: str, tmp_path: Path
+) -> None:
+    verification = verified(roles, file, tmp_path)
+    assert verification.verdict.lower() == verdict.lower()
+    assert "query heads" not in verification.result
+
+
+def test_another_number_of_heads_is_named(tmp_path: Path) -> None:
+    verification = verified("qkv", FUSED.replace("n_heads", "n_others"), tmp_path)
+    block, _ = verification.blocks
+    assert (block.verdict, block.heads, block.observed_heads) == ("wrong", 4, 6)
+    printed = " ".join(str(verification).split())
+    assert "WRONG: 6 heads, not 4" in printed
+    assert "In decoder self 0, the model attends with 6 query heads, the family has 4;" in printed
+    assert "inf" not in re.findall(r"\S+", printed)
