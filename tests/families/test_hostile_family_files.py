@@ -203,3 +203,13 @@ def test_seeded_pairs_of_changes(count: int, tmp_path: Path) -> None:
                 table.pop(dice.choice(list(table)))
         outcomes.add(is_refused(table, tmp_path / "family.toml"))
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("times", [10**30, 100_001, 0, -1])
+def test_layers_are_applied_a_possible_number_of_times(times: int, tmp_path: Path) -> None:
+    path = tmp_path / "family.toml"
+    assert not is_refused({**TABLES["separate"], "applied_in_total": 2}, path)
+    assert is_refused({**TABLES["separate"], "applied_in_total": times}, path)
+    if times > 0:  # others are refused as factors
+        with pytest.raises(wqk.WqkError, match="applications of shared layers, must be from 1 to"):
+            wqk.open(module(), family=path)
