@@ -90,7 +90,6 @@ def test_a_tolerance_is_passed_on(models: Path) -> None:
     assert run_step("Compare", inputs, models).status == 0
 
 
-@pytest.mark.slow
 def test_the_first_step_installs_the_package_that_the_second_runs(models: Path) -> None:
     site = models / "site"
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0"}

@@ -17,6 +17,13 @@ def test_what_is_listed_is_there(name: str) -> None:
     assert f"def {function.partition('[')[0]}" in text
 
 
+def test_no_test_marks_itself_as_slow() -> None:
+    """Files without a test in the list are not collected: their own marks would have no effect."""
+    mark = "mark." + "slow"
+    marked = [file.name for file in groups.ROOT.glob("tests/**/*.py") if mark in file.read_text()]
+    assert marked == []
+
+
 def test_every_family_has_one_turn_of_ten_and_each_one_when_its_file_changes() -> None:
     cases_by_turn = [
         [case for case in NAMED if groups.has_turn(case, turn, frozenset())]

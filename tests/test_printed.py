@@ -33,7 +33,7 @@ FENCE = re.compile(r"^(`{3,})(\w*)\n(.*?)^\1", re.M | re.S)
 INLINE = re.compile(r"(?<!`)(?:``|`)(wqk [^`\n]+?)(?:``|`)(?!`)")
 EXAMPLE = re.compile(r"^\s+(wqk (?:lab )?[a-z]+ .*)$", re.M)
 # What stands for something that the reader is to choose.
-OPEN = re.compile(r"\bVERB\b|\bCOMMAND\b|--name\b|--X\b")
+OPEN = re.compile(r"\bVERB\b|\bCOMMAND\b|--(name|NAME|X)\b")
 
 
 def fences(language: str) -> Iterator[tuple[str, str]]:

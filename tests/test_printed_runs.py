@@ -56,7 +56,11 @@ FOLDERS = [
     "b",
     "FILE",
     "MODEL",
+    "REFERENCE",
+    "CANDIDATE",
+    "HF_MODEL",
     "HF_FOLDER",
+    "DCP_FOLDER",
     "ORIGINAL_FOLDER",
     "ORIGINAL",
     "QUANTIZED",
@@ -81,7 +85,7 @@ RUNS = "runs/{0} {0} pair/{0} runs/{0}-1 runs/{0}-2 runs/{0}-3 runs/wikipedia-{0
 VALUES = {
     r"\bL\b|\bH\b": "1",
     r"\b(RUN|DIR)\b": "run",
-    r"TABLE\.\.\.": "scores.parquet",
+    r"TABLE\.\.\.|TABLE\\?\|REF(\.\.\.)?": "scores.parquet",
     r"FILE\.": "plain.",
     r"\bNAME\b": "fig2",
 }
@@ -103,9 +107,10 @@ EXCEPTIONS = {
     "--data glue": "the data of GLUE",
     "--epochs 0": "a model with a trained head",
     "lab experiments (?!.*--dry-run)|lab pairs (?!--dry-run)|figure pairs": "hours",
+    "figure convert": "runs that continue others",
     "https://huggingface": "the public hub",
     "SET": "a choice of two words",
-    "watch DIR$": "a run that goes on",
+    r"watch (?!.*--(once|until))": "a run that goes on",
 }
 
 
@@ -146,12 +151,14 @@ def make_models() -> None:
         kind = next(kind for pattern, kind in STAND_INS.items() if re.fullmatch(pattern, name))
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).symlink_to(Path("models", kind).resolve(), target_is_directory=True)
+    transformers.LlamaForCausalLM(llama).save_pretrained("other-parent")
     state = {n: v.numpy() for n, v in models["llama"].state_dict().items()}
     part = {n: v for n, v in state.items() if re.search("[qkv]_proj|input_layernorm", n)}
     config = models["llama"].config.to_dict()
     test_gguf.write(Path("model-Q8_0.gguf"), StateDict(part, config, "llama"), "Q8_0")
     adapter, _ = adapter_on(Path(), part, {k: config[k] for k in sorted(config)})
     adapter.rename("path/to/adapter")
+    Path("adapter").symlink_to("path/to/adapter", target_is_directory=True)
     for name in ("bert", "gpt2", "run", "mine"):
         wqk.scan("./bert-base-uncased" if name == "bert" else "gpt2").write(f"{name}.parquet")
     wqk.scan("models/llama", distances=(0, 8, 64)).write("scores.parquet")
@@ -170,7 +177,7 @@ def make_runs() -> None:
     for name in ("book.txt", "wikitext.txt", "texts/one.txt"):
         Path(name).write_text("\n\n".join(texts), encoding="utf-8")
     Path("wikipedia.jsonl").write_text(lines, encoding="utf-8")
-    for name in ("articles", "wikipedia"):
+    for name in ("articles", "wikipedia", "reviews", "toxic_comments"):
         Path(f"{name}.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
     pl.DataFrame({"comment_text": texts}).write_csv("comments.csv")
     pl.DataFrame({"text": texts}).write_parquet("more.parquet")
@@ -181,6 +188,9 @@ def make_runs() -> None:
     Path("examples").symlink_to(ROOT / "examples", target_is_directory=True)
     shutil.copy("table1-cpu.toml", "experiments.toml")
     shutil.copy("models/llama/config.json", "config.json")
+    for folder in ("make-train", "conversion"):
+        Path("docs/results", folder).mkdir(parents=True)
+    shutil.copy(ROOT / "docs/results/make-train/training.csv", "docs/results/make-train")
     for line in (
         "lab corpus book.txt --document paragraph --text characters -o wikipedia",
         "lab train --corpus wikipedia -o runs/encoder --keep-checkpoints all",
@@ -195,9 +205,20 @@ def make_runs() -> None:
         for step in STEPS:
             shutil.copytree(run / "checkpoint-4", run / f"checkpoint-{step}")
     for kind, more in {
-        "encoder": ["random"],
+        "encoder": [
+            "random",
+            "published-independent",
+            "reviews-random",
+            "reviews-published-independent",
+        ],
         "decoder": [],
-        "symmetric": ["paired", "published", "wikipedia-encoder-symmetric"],
+        "symmetric": [
+            "paired",
+            "published",
+            "reviews-symmetric",
+            "reviews-published",
+            "wikipedia-encoder-symmetric",
+        ],
     }.items():
         for name in " ".join(RUNS.format(name) for name in (kind, *more)).split():
             if not Path(name).exists():
@@ -249,6 +270,7 @@ def outcome(number: int, text: str) -> str:
             f"again/{number}" if before == "-o" else word
             for before, word in zip(["", *arguments], arguments, strict=False)
         ]
+    Path("report.html").unlink(missing_ok=True)  # a report is not replaced unless it is named
     result = CliRunner().invoke(command, arguments)
     usual = (0, 1) if FAILS & {*arguments[:1]} else (0,)
     if result.exit_code in usual and result.output.strip():
@@ -258,7 +280,6 @@ def outcome(number: int, text: str) -> str:
     )
 
 
-@pytest.mark.slow
 def test_every_printed_command_runs(desk: Path) -> None:
     """A command that fails is repeated, because it may read another command's file. A verb without
     arguments is asked for its help."""
@@ -366,7 +387,6 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Path) -> Pat
     return tmp_path
 
 
-@pytest.mark.slow
 def test_transcripts_show_what_is_printed(models: Path) -> None:
     printed_transcripts, wrong = list(transcripts()), []
     for place, line, shown in printed_transcripts:
@@ -375,7 +395,7 @@ def test_transcripts_show_what_is_printed(models: Path) -> None:
         if why := first_difference(shown, printed):
             wrong.append(f"{place}: {line}\n  {why}")
     assert not wrong, "\n".join(wrong)
-    assert len(printed_transcripts) > 7
+    assert len(printed_transcripts) > 4
 
 
 # -- snippets of Python that are no sessions ----------------------------------------------------
@@ -387,7 +407,6 @@ SNIPPETS_EXCEPTED = {
 }
 
 
-@pytest.mark.slow
 def test_snippets_of_python_run(desk: Path) -> None:
     """Snippets of a page run one after the other, with the names that the page assumes."""
     config = transformers.GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=32)
@@ -441,4 +460,4 @@ def test_snippets_of_python_run(desk: Path) -> None:
         except Exception as error:
             wrong.append(f"{place}: {text}\n{type(error).__name__}: {error}")
     assert not wrong, "\n".join(wrong)
-    assert len(snippets) > 24
+    assert len(snippets) > 10

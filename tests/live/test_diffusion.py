@@ -176,7 +176,6 @@ def of_diffusers() -> Callable[[str], tuple[nn.Module, dict[str, Any]]]:
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
@@ -210,7 +209,6 @@ POSITIONS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_on_three_axes_turn_as_in_diffusers(
     name: str, of_diffusers: Callable[[str], tuple[nn.Module, dict[str, Any]]]

@@ -100,7 +100,6 @@ def test_they_are_where_masks_or_blocks_of_tokens_are_a_module_s_own(model_type:
     prove(model, inputs=fed(model))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model_type", TOWERS)
 def test_they_are_in_towers_with_positions_on_two_axes(model_type: str) -> None:
     model = derived(model_type, {})

@@ -35,7 +35,6 @@ def saved(folder: Path, tensors: Tensors, config: Config) -> Path:
     return small.save(folder, tensors, {k: v for k, v in config.items() if k != "dtype"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)
 def test_a_mistake_is_seen_named_and_undone(mistake: Mistake, tmp_path: Path) -> None:
     reference = saved(tmp_path / "reference", *right(mistake.layout))
@@ -56,7 +55,6 @@ def test_a_mistake_is_seen_named_and_undone(mistake: Mistake, tmp_path: Path) ->
     assert comparison.repaired.verdict is Verdict.SAME
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("everything", [False, True])
 @pytest.mark.parametrize("change", [without_prefix, in_float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -69,7 +67,6 @@ def test_a_right_conversion_is_the_same(
     assert comparison.verdict is Verdict.SAME, comparison.sentence
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("convert", OTHER_LAYOUTS)
 def test_a_right_conversion_into_another_layout_is_the_same(
     convert: Convert, tmp_path: Path

@@ -17,7 +17,6 @@ WITHOUT_EFFECT = re.compile(r"(?:\bk|key|k_proj|linear_k|key_proj)\.bias$|inv_fr
 TYPES = ["llama", "persimmon", "minimax", "whisper", "esm", "olmo2", "qwen3_next", "gpt_oss"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model_type", TYPES)
 def test_no_tensor_differs_unnoticed(model_type: str) -> None:
     """Biases of query norms passed as the same model once, and decays that are all nearly 1."""
