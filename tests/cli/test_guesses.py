@@ -28,6 +28,7 @@ from wqk._synonyms import VERBS as VERB_SYNONYMS
 from wqk.cli.main import LABORATORY, SECTIONS, command
 from wqk.cli.rewording import reworded
 from wqk.errors import CheckpointError, TableError
+from wqk.inspecting.explanation import Explanation
 from wqk.kinship.kin import Kinship
 from wqk.live.verification import Verification
 from wqk.sameness.answer import CheckpointComparison
@@ -499,6 +500,7 @@ def test_synonyms_of_attributes_hide_nothing(owner: str) -> None:
         "Block": wqk.Block,
         "BilinearForm": wqk.BilinearForm,
         "Clipper": wqk.Clipper,
+        "Explanation": Explanation,
         "Kinship": Kinship,
         "Monitor": wqk.Monitor,
         "Head": wqk.Head,

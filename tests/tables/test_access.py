@@ -126,7 +126,9 @@ def test_columns_that_are_left_out_of_a_file_are_named(table, ending, tmp_path):
     reread = wqk.read_table(path)
     assert reread.frame.equals(table.frame)
     (note,) = reread.metadata["notes"]
-    assert note.startswith(f"columns of {path} that no ScoreTable has were left out: mine, yours")
+    assert note.startswith(
+        f"columns of {path.name} that no ScoreTable has were left out: mine, yours"
+    )
     assert "were left out: mine, yours" in " ".join(str(reread).split())
 
 

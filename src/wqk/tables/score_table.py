@@ -668,7 +668,7 @@ def _with_note(
         return metadata
     notes = metadata.get("notes")
     note = (
-        f"columns of {path} that no {table_class.__name__} has were left out: "
+        f"columns of {path.name} that no {table_class.__name__} has were left out: "
         f"{few([*map(one_line, unknown)])}; polars and pandas read them"
     )
     return {**metadata, "notes": [*(notes if isinstance(notes, list) else []), note]}
