@@ -148,7 +148,7 @@ def test_every_snippet_is_python_and_calls_what_there_is() -> None:
                 wrong += [f"{place}: {n.name}" for n in node.names if not hasattr(module, n.name)]
     assert not wrong, "\n".join(wrong)
     assert len(snippets) > 10
-    assert calls > 10
+    assert calls > 9
 
 
 CALL = re.compile(r"wqk\.\w+\((?:[^()]|\([^()]*\))*\)")

@@ -91,8 +91,8 @@ def models(word: str = "") -> ModelTypes:
 
     Examples
     --------
-    >>> [row.family for row in models("modernbert").types]
-    ['modernbert', 'modernbert', 'modernbert']
+    >>> [row.model_type for row in models("bloom").types]
+    ['bloom', 'gguf-bloom']
     """
     known = families()
     family_by_type = {
