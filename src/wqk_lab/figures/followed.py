@@ -102,7 +102,8 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
         directionality by excess.
     """
     for run in runs:
-        if run.scores.frame["stack"].is_null().any():
+        stacks = run.scores.frame["stack"]
+        if stacks.is_null().any() or "unknown" in stacks:
             raise RunError(
                 f"{figure}: the table of {run.name} has rows without a stack; expected encoder or "
                 "decoder in the column stack"

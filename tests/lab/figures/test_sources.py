@@ -196,7 +196,7 @@ def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"directionality_excess": 0.0}, "got the stacks unknown"),
+        ({"directionality_excess": 0.0}, "rows without a stack"),
         ({"stack": "encoder", "directionality": 0.0}, "has no directionality_excess"),
     ],
 )
