@@ -203,6 +203,7 @@ def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_pat
     inputs += 0.3 * rng.standard_normal(inputs.shape)
     factors = np.sqrt(np.abs(inputs).mean(0)) if kind == "AWQ" else np.ones(64)
     divided = torch.tensor(factors).float()
+    torch.manual_seed(3)
     gains = {f"model.layers.{n}.input_layernorm.weight": torch.rand(64) + 1 for n in (0, 1)}
     write(tmp_path / "original", plain | gains, {k: config[k] for k in config if "quant" not in k})
     stored |= {name: gain / divided for name, gain in gains.items()}
