@@ -126,7 +126,12 @@ def _of_family(name: str, family: Family) -> ModelType:
 def _of_parts(name: str, parts: list[Family]) -> ModelType:
     """Return the row of a composite model, whose parts are read by the families of their types."""
     rows = [_of_family(name, family) for family in parts]
-    named = dict.fromkeys(row.family for row in rows)
+    families_of_parts = dict.fromkeys(row.family for row in rows)
     attention = dict.fromkeys(row.attention for row in rows if row.attention)
-    refusals = "; ".join(dict.fromkeys(row.refusal for row in rows if row.refusal))
-    return ModelType(name, " + ".join(named), ", ".join(attention), refusals)
+    refusals = dict.fromkeys(row.refusal for row in rows if row.refusal)
+    return ModelType(
+        model_type=name,
+        family=" + ".join(families_of_parts),
+        attention=", ".join(attention),
+        refusal="; ".join(refusals),
+    )

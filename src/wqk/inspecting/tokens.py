@@ -445,10 +445,14 @@ def _pairs(
     query: np.ndarray, key: np.ndarray, places: np.ndarray, names: Mapping[int, str]
 ) -> tuple[TokenPair, ...]:
     """Pairs of tokens with scores in double precision, in the order of the places (2, pairs)."""
-    i, j = places
-    scores = np.einsum("pr,pr->p", query[i].astype(np.float64), key[j].astype(np.float64))
-    pairs = zip(i.tolist(), j.tolist(), scores.tolist(), strict=True)
-    return tuple(TokenPair(q, k, score, names.get(q), names.get(k)) for q, k, score in pairs)
+    query_places, key_places = places
+    queries = query[query_places].astype(np.float64)
+    keys = key[key_places].astype(np.float64)
+    scores = np.einsum("pr,pr->p", queries, keys)
+    pairs = []
+    for i, j, score in zip(*places.tolist(), scores.tolist(), strict=True):
+        pairs.append(TokenPair(i, j, score, names.get(i), names.get(j)))
+    return tuple(pairs)
 
 
 def extreme_pairs(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 import numpy as np
 
 from wqk._style import SCORE_LABELS, new_figure, style
-from wqk.errors import CheckpointError, called_as
+from wqk.errors import DEMO_MODELS, CheckpointError, called_as
 from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan
@@ -19,7 +19,6 @@ from wqk.tables.score_table import ScoreTable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MODELS_FOLDER = Path(__file__).parent / "demo_models"
 Name = Literal["encoder", "decoder", "induction"]
 COMPARED_MODELS: tuple[Name, ...] = (
     "encoder",
@@ -68,12 +67,12 @@ def demo_model(name: Name) -> Path:
     """
     if name not in get_args(Name):
         raise CheckpointError(f"a demo model is one of {', '.join(get_args(Name))}, got {name!r}")
-    return MODELS_FOLDER / name
+    return DEMO_MODELS / name
 
 
 def demo_table() -> ScoreTable:
     """Scores and details of both models in one table; the checkpoints are their names."""
-    models = [open_model(MODELS_FOLDER / name) for name in COMPARED_MODELS]
+    models = [open_model(DEMO_MODELS / name) for name in COMPARED_MODELS]
     for model, name in zip(models, COMPARED_MODELS, strict=True):
         model.checkpoint.name = name
     return scan(models, details=True)
@@ -81,8 +80,8 @@ def demo_table() -> ScoreTable:
 
 def demo_introduction() -> str:
     """Describe the two models and their training."""
-    training = json.loads((MODELS_FOLDER / "training.json").read_text(encoding="utf-8"))
-    config = json.loads((MODELS_FOLDER / "encoder/config.json").read_text(encoding="utf-8"))
+    training = json.loads((DEMO_MODELS / "training.json").read_text(encoding="utf-8"))
+    config = json.loads((DEMO_MODELS / "encoder/config.json").read_text(encoding="utf-8"))
     encoder, decoder = (training[name]["held_out_loss"] for name in COMPARED_MODELS)
     return (
         f"Two models of one shape ({config['num_hidden_layers']} layers, width "
