@@ -10,7 +10,7 @@ import click
 from wqk.cli.main import LABORATORY, SECTIONS, command
 
 PAGE = Path(__file__).parent / "commands.md"
-TABLE = re.compile(r"(?<=# Commands\n\n).*?\n\n", re.S)
+TABLE = re.compile(r"(?<=:::{container} stacked\n\n).*?\n\n", re.S)
 
 
 def table() -> str:

@@ -91,6 +91,7 @@ SLOW = (
     "tests/live/test_logits.py::test_they_are_in_towers_with_positions_on_two_axes",
     "tests/reporting/test_browser.py",
     "tests/reporting/test_notebooks.py",
+    "tests/reporting/test_pages.py",
     "tests/sameness/test_converters.py::test_a_mistake_is_seen_named_and_undone",
     "tests/sameness/test_converters.py::test_a_right_conversion_into_another_layout_is_the_same",
     "tests/sameness/test_converters.py::test_a_right_conversion_is_the_same",

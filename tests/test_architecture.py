@@ -263,7 +263,12 @@ def test_the_namespace_is_the_public_list() -> None:
     ("name", "meant"),
     [
         ("read", "wqk.open(ref), or wqk.read_table(path) for a table of scores?"),
-        ("compare", "wqk.same(reference, candidate), or wqk.diff(reference, candidate)?"),
+        (
+            "compare",
+            "wqk.same(reference, candidate), if the two should be equal, "
+            "wqk.diff(reference, candidate), for how far one moved, "
+            "or wqk.scan([a, b]), for the scores of both?",
+        ),
         ("track", "wqk.watch(run, out=folder), or wqk.scan(run) for the steps that are there?"),
         ("symetry", "'symmetry'?"),
         ("train", "wqk_lab.train(...)?"),

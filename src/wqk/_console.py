@@ -430,7 +430,13 @@ def _plain_values(instance: Any) -> dict[str, Any]:
     return {name: json_value(getattr(instance, name)) for name in (*fields, *derived)}
 
 
-def farthest(moved: Sequence[tuple[float, str]]) -> str:
-    """Return the heads that moved most, in a sentence; nothing without any."""
+def farthest(moved: Sequence[tuple[float, str]], measure: str) -> str:
+    """Return the heads that moved most by a measure, in a sentence; nothing without any.
+
+    Examples
+    --------
+    >>> farthest([(0.1, "0.0"), (0.25, "0.1")], "the distance of their forms")
+    'Heads that moved most, as layer.head: 0.1 (0.25), 0.0 (0.1); by the distance of their forms.'
+    """
     named = ", ".join(f"{head} ({far:.2g})" for far, head in sorted(moved)[:-6:-1])
-    return f"Heads that moved most, as layer.head: {named}." if named else ""
+    return f"Heads that moved most, as layer.head: {named}; by {measure}." if named else ""

@@ -79,7 +79,9 @@ GUESSES = (
         names="fix repair",
     ),
     _guess(
-        call="wqk.same(reference, candidate), or wqk.diff(reference, candidate)",
+        call="wqk.same(reference, candidate), if the two should be equal, "
+        "wqk.diff(reference, candidate), for how far one moved, "
+        "or wqk.scan([a, b]), for the scores of both",
         command="expected wqk same A B, if B should equal A, as after a conversion; "
         "wqk diff A B, for how far B moved from A, as in training; "
         "or wqk scan A B, for the scores of both",
@@ -485,11 +487,6 @@ OPTION_GUESSES = (
         advice="the comparison is exact up to the rounding of the number types; --all compares "
         "every other tensor too, and --tolerance X accepts differences",
         verb="same",
-    ),
-    _option_guess(
-        "--top --limit -n -k",
-        advice="--heads prints the rows of all heads, and -o FILE.csv writes them",
-        verb="diff",
     ),
     _option_guess(
         "--encoder --decoder --model",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import polars as pl
@@ -28,7 +28,7 @@ from wqk.model import open as open_model
 from wqk.scanning.scan import block_columns, checkpoint_columns
 from wqk.tables.columns import COLUMNS, UPDATE_COLUMNS, Column
 from wqk.tables.rendering import head_maps, label, title
-from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, types
+from wqk.tables.schema import UPDATE_TERMS, conditions, joined_statuses, records, types
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 
@@ -96,12 +96,16 @@ class DifferenceTable(Table):
     is the value of ``moved`` that rounding alone would cause; norms before the block are folded in,
     since AWQ moves factors between norm and weight. ``beside`` is the value of ``moved`` of another
     version of the reference. The terms of first and second order in the factors follow on request.
+
+    A table with ``top`` prints only that many rows, those that `farthest` returns.
     """
 
     declared = DIFFERENCE_COLUMNS
     further = UPDATE_COLUMNS
     needed = ("layer", "moved")
     former_names = FORMER_NAMES
+
+    top: int | None = None
 
     def __post_init__(self) -> None:
         columns = {*self.frame.columns}
@@ -139,7 +143,8 @@ class DifferenceTable(Table):
             sentences.append(f"That is at most {largest:.2g} times what quantization alone moves.")
         heads = self.heads.frame.filter(pl.col("moved").is_finite())
         if heads.height:
-            sentences.append(_farthest_heads(heads, several))
+            folds = bool(self.metadata.get("folded_norms"))
+            sentences.append(_farthest_heads(heads, several, folds))
         if heads.height:
             sentence = self._comparison_with_version(self.heads.frame, "heads")
         else:
@@ -161,6 +166,29 @@ class DifferenceTable(Table):
             f"{name} moved less in {nearer} of {compared.height} {noun}; "
             f"in the median, {ratio:.2g} times as far."
         )
+
+    def farthest(self, count: int) -> Self:
+        """Return the rows that moved most, the largest ``moved`` first: heads, if there are any.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> table = wqk.diff(wqk.demo_model("encoder"), wqk.demo_model("decoder"))
+        >>> table.farthest(2).frame.select("layer", "head", "moved").rows()
+        [(0, 1, 2.808...), (3, 2, 1.560...)]
+        """
+        rows = self.heads.frame if len(self.heads) else self.frame
+        moved = pl.col("moved").fill_nan(None)
+        sorted_rows = rows.sort(moved, descending=True, nulls_last=True, maintain_order=True)
+        return replace(self, frame=sorted_rows.head(count))
+
+    def _first(self, count: int) -> Self:
+        return self.farthest(count)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metadata and the rows, as ``--json`` prints them."""
+        rows = self.frame if self.top is None else self.farthest(self.top).frame
+        return super().to_dict() | {"rows": records(rows)}
 
     @current
     def plot(self) -> Figure:
@@ -197,8 +225,8 @@ class DifferenceTable(Table):
             return head_maps(parts, titles, legend, vmin=0, vmax=largest)
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Yield a line for each compared layer or head."""
-        frame = self.frame
+        """Yield a line for each compared layer or head, or for the ``top`` of them."""
+        frame = self.frame if self.top is None else self.farthest(self.top).frame
         if not frame.height:
             yield Text("no rows")
             return
@@ -264,14 +292,21 @@ def _farthest_layer(layers: pl.DataFrame, several: bool) -> str:
     )
 
 
-def _farthest_heads(heads: pl.DataFrame, several: bool) -> str:
-    """Sentence about the heads that moved most; with their stacks if there are several stacks."""
+def _farthest_heads(heads: pl.DataFrame, several: bool, folds: bool) -> str:
+    """Sentence about the heads that moved most; with their stacks if there are several stacks.
+
+    ``folds`` is true if the forms contain the norms before the block.
+    """
     if several:
         name = pl.format("{} {} {}.{}", "stack", "kind", "layer", "head")
     else:
         name = pl.format("{}.{}", "layer", "head")
     names = heads.select(name).to_series()
-    return farthest([*zip(heads["moved"], names, strict=True)])
+    terms = "with norms, without biases or positions"
+    if not folds:
+        terms = "without norms, biases or positions"
+    measure = f"the distance of their forms, {terms}"
+    return farthest([*zip(heads["moved"], names, strict=True)], measure)
 
 
 @called_as("wqk.diff(reference, candidate)")

@@ -326,6 +326,7 @@ def test_mistakes_in_a_quantized_file_are_named_and_undone(order, change, named,
     assert "but for quantization (INT 4-bit" in right.sentence
     most = max(max(block.distance.values()) for block in right.blocks)
     assert re.search(rf"moved most, as layer.head: [01]\.[0-3] \({most:.2g}\), ", right.sentence)
+    assert "by the distance of their scores, with norms, biases and positions." in right.sentence
     comparison = wqk.same(original, write(tmp_path / "wrong", in_layer(stored, change), config))
     assert not comparison.same
     assert [block.same for block in comparison.blocks] == [True, False]
@@ -397,6 +398,8 @@ def test_two_quantizations_stand_side_by_side(tmp_path: Path) -> None:
     worst = max(table.heads.frame.iter_rows(named=True), key=lambda row: row["moved"])
     named = f"{worst['layer']}.{worst['head']} ({worst['moved']:.2g}),"
     assert f"Heads that moved most, as layer.head: {named}" in table.result
+    measure = "by the distance of their forms, with norms, without biases or positions."
+    assert measure in table.result
     assert "int8 moved less in 8 of 8 heads; in the median, 0.0" in table.result
     maps = [axis for axis in table.plot().axes if axis.images]
     for axis, column in zip(maps, ("moved", "beside"), strict=True):

@@ -52,6 +52,16 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
     assert "expected by chance" in full
 
 
+def test_grids_of_heads_name_the_options_that_print_rows() -> None:
+    for refs in ([ENCODER], [ENCODER, wqk.demo_model("decoder")]):
+        grids = run("scan", *refs, "--heads").stdout
+        assert grids.count("a row for each head: --sort symmetry --top 10") == 1
+        assert "a row for each head" not in run("scan", *refs).stdout
+    rows = run("scan", ENCODER, "--heads", "--sort", "symmetry", "--top", "10").stdout
+    assert len(re.findall(r"^ +\d +\d ", rows, re.M)) == 10
+    assert "wqk survey" in run("scan", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "width"),
     [
@@ -65,6 +75,24 @@ def test_no_number_is_cut_where_the_terminal_is_narrow(tmp_path, monkeypatch, ar
     shown = run(*arguments, width=width).stdout
     assert "…" not in shown
     assert re.search(r"^ *layer", shown, re.MULTILINE)
+
+
+def test_diff_prints_the_heads_that_moved_most() -> None:
+    """--top is for every format but --out, whose file has all rows; without heads, of layers."""
+    decoder = wqk.demo_model("decoder")
+    table = wqk.diff(ENCODER, decoder)
+    moved = sorted(table.heads["moved"], reverse=True)[:3]
+    arguments = ("diff", ENCODER, decoder, "--heads", "--top", "3")
+    rows = [line.split(",") for line in run(*arguments, "--csv").stdout.splitlines()]
+    place = rows[0].index("moved")
+    assert [float(row[place]) for row in rows[1:]] == moved
+    printed_as_json = json.loads(run(*arguments, "--json").stdout)
+    assert [row["moved"] for row in printed_as_json["rows"]] == moved
+    shown = run(*arguments).stdout
+    assert len(re.findall(r"^ +\d+ +\d+ ", shown, re.M)) == 3
+    assert table.result in " ".join(shown.split()), "the result is that of all rows"
+    layers = run("diff", ENCODER, decoder, "--top", "1").stdout
+    assert re.findall(r"^ +(\d) ", layers, re.M) == [str(table.layers.farthest(1)["layer"].item())]
 
 
 def test_json_is_the_whole_table() -> None:

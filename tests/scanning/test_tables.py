@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -513,3 +514,27 @@ def test_notes_name_their_model_where_there_are_several() -> None:
     ):
         assert phrase in text
     assert "family guessed from x" in repr(join([table_a, table_a]))
+
+
+def test_a_score_has_a_column_for_each_model(tmp_path: Path) -> None:
+    """Columns of folders with the same last name have the folders above them, too."""
+    folders = [tmp_path / "seed-1/last", tmp_path / "seed-2/last", tmp_path / "layer"]
+    for folder, name in zip(folders, ("encoder", "decoder", "encoder"), strict=True):
+        shutil.copytree(wqk.demo_model(name), folder)
+    table = wqk.scan(folders)
+    table = table.filter((pl.col("layer") < 2) | (pl.col("checkpoint") != str(folders[1])))
+    wide = table.side_by_side("norm")
+    assert wide.columns == ["layer", "head", "seed-1/last", "seed-2/last", "layer (model)"]
+    first = table.filter(checkpoint=str(folders[0])).frame
+    assert wide["seed-1/last"].to_list() == first["norm"].to_list() == wide[:, 4].to_list()
+    assert wide["head"].to_list() == [None, 0, 1, 2, 3] * 4
+    second = table.filter(checkpoint=str(folders[1])).frame["norm"].to_list()
+    assert wide["seed-2/last"].to_list() == second + [None] * 10
+    assert table.layers.side_by_side().columns[:2] == ["layer", "seed-1/last"]
+    assert wqk.join(table, table).side_by_side("norm").equals(wide)
+
+    changed = wqk.ScoreTable(table.frame.with_columns(norm=2 * pl.col("norm")), table.metadata)
+    with pytest.raises(TableError, match="seed-1/last: several values of norm"):
+        wqk.join(table, changed).side_by_side("norm")
+    with pytest.raises(TableError, match="did you mean 'symmetry'"):
+        table.side_by_side("symetry")

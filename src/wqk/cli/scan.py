@@ -140,7 +140,8 @@ def scan(
 
     REF is a folder, a file, an https:// URL, a Hub id such as
     google-bert/bert-base-uncased, or demo:encoder, demo:decoder or demo:induction, a small model
-    of the package. For a training run's folder, all its checkpoint-* steps are scored.
+    of the package. For a training run's folder, all its checkpoint-* steps are scored. For many
+    checkpoints, wqk survey writes one table into a folder, and resumes after an interruption.
 
     \b
     Columns:
@@ -227,6 +228,7 @@ def scan(
             else:
                 lines = one_checkpoint(printed, console.width, full)
                 console.print(*display.from_top(lines), sep="\n")
+                _print_way_to_rows(printed)
                 _print_placements([printed])
         display.say_traffic(model.checkpoint)
     if not tables:
@@ -242,6 +244,7 @@ def scan(
         display.print_table(rows, ending)
     elif len(jobs) > 1:
         console.print(*overview(joined, console.width), *definitions(joined, full), sep="\n")
+        _print_way_to_rows(joined)
         _print_placements(last_tables.values())
     if out:
         joined.write(out)
@@ -279,6 +282,14 @@ def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
             advice = did_you_mean(name, known) or "; --csv without --columns prints all"
             raise TableError(f"no column {name!r}{advice}")
     return table.frame.select(names)
+
+
+def _print_way_to_rows(table: ScoreTable) -> None:
+    """Print the options that print a row for each head, below grids of heads."""
+    from wqk.cli import display
+
+    if len(table.heads):
+        display.output().print("a row for each head: --sort symmetry --top 10", style="dim")
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:

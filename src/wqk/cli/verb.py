@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -172,13 +172,15 @@ class Verb:
         Command lines, at the end of the help.
     extra
         Options that are no parameters of the function, by name, with the arguments of
-        `wqk.cli.options.option`; ``show`` and ``plot`` receive their values.
+        `wqk.cli.options.option`; ``show`` receives their values.
     show
         Function of the result and the extra options that returns the objects to print, the first of
         them with ``to_dict``; by default the result alone is printed.
     table, picture
         Whether ``--out`` writes every format of tables, or only CSV and JSON; and whether
-        ``--picture`` draws the result by its ``plot``, a function of the extra options.
+        ``--picture`` draws the result by its ``plot``.
+    plotted
+        Extra options that ``plot`` receives.
     drawn
         Options that a picture implies, because there is nothing to draw without them.
     progress
@@ -195,6 +197,7 @@ class Verb:
     show: Callable[..., Sequence[Any]] | None = None
     table: bool = False
     picture: bool = False
+    plotted: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
     progress: str = "blocks_progress"
     omit: tuple[str, ...] = ()
@@ -303,7 +306,7 @@ class Verb:
         shown = self.show(result, **extra) if self.show else [result]
         rows = result
         if _is_given("top") and "top" in extra:
-            rows = replace(result, frame=result.frame.head(extra["top"]))
+            rows = result._first(extra["top"])
         display.show(shown[0].to_dict(), *shown, as_json=as_json, ending=ending, rows=rows)
         if out and self.table:
             result.write(out)
@@ -311,7 +314,8 @@ class Verb:
         elif out:
             display.write_result(result, out)
         if picture:
-            save_figure(result.plot(**extra), picture)
+            options_of_plot = {name: extra[name] for name in self.plotted}
+            save_figure(result.plot(**options_of_plot), picture)
             display.say(f"picture: {picture}")
         if self.fails and not result.ok:
             click.get_current_context().exit(1)

@@ -79,6 +79,7 @@ compose = Verb(
     show=lambda result, top, matrix: [replace(result, top=top)],
     table=True,
     picture=True,
+    plotted=("top", "matrix"),
 )
 
 parts = Verb(
@@ -97,8 +98,16 @@ diff = Verb(
     examples=(
         "wqk diff EleutherAI/pythia-160m ./my-finetuned-pythia",
         "wqk diff ./run/checkpoint-1000 ./run/checkpoint-2000 --terms",
+        "wqk diff ./run/checkpoint-1000 ./run/checkpoint-2000 --heads --top 10",
         "wqk diff ./model ./model-int4 --beside ./model-nf4 --picture heads.png",
     ),
+    extra={
+        "top": {
+            "help": "Print this many rows, also of --csv and --json: those that moved most, of "
+            "heads with --heads.",
+        },
+    },
+    show=lambda result, top: [replace(result, top=top)],
     table=True,
     picture=True,
     drawn=("heads",),

@@ -191,7 +191,8 @@ def _moved_most(comparison: Comparison) -> str:
         for head, distance in enumerate(block.moved):
             if math.isfinite(distance):
                 moves.append((distance, f"{prefix}{block.layer}.{head}"))
-    return f" {farthest(moves)}" if moves else ""
+    measure = "the distance of their scores, with norms, biases and positions"
+    return f" {farthest(moves, measure)}" if moves else ""
 
 
 def commented(repair: str) -> str:

@@ -231,6 +231,11 @@ def scan(
 
     Only query and key weights are read, one block at a time; PyTorch is not needed.
 
+    A list of models gives one table of all of them: ``wqk.scan([a, b])``. The list is scored in
+    this process, nothing is written, and a reference that cannot be scored raises. For more
+    references than fit into one sitting, `wqk.survey` writes a folder: it resumes after an
+    interruption, scores in several processes, and lists failed references instead of raising.
+
     Parameters
     ----------
     ref

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, kind_in_words, last_part, number, one_line
+from wqk._console import counted, kind_in_words, number, one_line
 from wqk._style import (
     BLUE,
     GRAY,
@@ -724,15 +724,22 @@ def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
 
 
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name models by the last part of a checkpoint's name, and by what distinguishes namesakes.
+    """Name models by the end of a checkpoint's name, and by what distinguishes namesakes.
+
+    The end is the last part of the name; if other checkpoints have the same last part, the shortest
+    end that they do not have.
 
     Examples
     --------
     >>> rows = [{"checkpoint": "openai/whisper-tiny", "stack": s} for s in ("encoder", "decoder")]
     >>> titles([*rows, {"checkpoint": "openai-community/gpt2", "stack": "decoder"}])
     ['whisper-tiny, encoder', 'whisper-tiny, decoder', 'gpt2']
+    >>> titles([{"checkpoint": f"/runs/{seed}/last"} for seed in (1, 2)])
+    ['1/last', '2/last']
     """
-    names = [last_part(one_line(row["checkpoint"] or "unnamed")) for row in rows]
+    checkpoints = [one_line(row["checkpoint"] or "unnamed") for row in rows]
+    end_by_checkpoint = _distinct_ends(checkpoints)
+    names = [end_by_checkpoint[checkpoint] for checkpoint in checkpoints]
     rows_by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, row in zip(names, rows, strict=True):
         rows_by_name.setdefault(name, []).append(row)
@@ -745,6 +752,44 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 parts.append(_in_title(column, row[column]))
         distinct_titles.append(", ".join(parts))
     return distinct_titles
+
+
+def _distinct_ends(names: Iterable[str]) -> dict[str, str]:
+    """Return, by name, the shortest end of its path that no other name has; or the whole name."""
+    counts: Counter[str] = Counter()
+    ends_by_name: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        parts = name.rstrip("/").split("/")
+        ends = ["/".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        counts.update(ends)
+        ends_by_name[name] = ends
+    return {
+        name: next((end for end in ends if counts[end] == 1), name)
+        for name, ends in ends_by_name.items()
+    }
+
+
+def with_model_columns(frame: pl.DataFrame, score: str) -> pl.DataFrame:
+    """Return one score with a column for each model; see `ScoreTable.side_by_side`."""
+    index = ["layer"]
+    if frame["head"].is_not_null().any():
+        index.append("head")
+    if frame["distance"].n_unique() > 1:
+        index.append("distance")
+    models = frame.partition_by("checkpoint", *DISTINGUISHING, maintain_order=True)
+    names = titles([model.row(0, named=True) for model in models])
+    wide = frame.select(index).unique().sort(index)
+    for name, model in zip(names, models, strict=True):
+        if name in index:
+            name = f"{name} (model)"
+        column = model.select(*index, pl.col(score).alias(name)).unique()
+        if column.select(index).is_duplicated().any():
+            raise TableError(
+                f"{name}: several values of {score} for one layer or head; expected one, as of a "
+                "single scan; filter the table, or join other tables"
+            )
+        wide = wide.join(column, on=index, how="left", nulls_equal=True, maintain_order="left")
+    return wide
 
 
 def _in_title(column: str, value: Any) -> str:

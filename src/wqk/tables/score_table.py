@@ -60,9 +60,12 @@ TABLE_SYNONYMS = {
     "itertuples": "frame.iter_rows(named=True)",
     "loc": "table[layer, head]",
     **dict.fromkeys(
-        ("matrix", "pivot", "unstack"),
+        ("matrix", "unstack"),
         'heads.pivot_table(index="layer", columns="head", values="symmetry")',
     ),
+    "pivot": 'side_by_side("symmetry"), with a column for each model, or heads.pivot_table('
+    'index="layer", columns="head", values="symmetry")',
+    "wide": 'side_by_side("symmetry")',
     "report": "wqk.report(table, path)",
     "rows": "frame.rows()",
     "to_dataframe": "to_pandas()",
@@ -198,6 +201,10 @@ class Table(Shown):
             heads. Negative numbers count from the end. ``table[table["symmetry"] > 0.5]`` has the
             rows for which the condition is true.
 
+            A column has the values of layers and of heads, one after the other. For an average,
+            choose one of the two: ``table.layers["symmetry"].mean()`` or
+            ``table.heads["symmetry"].mean()``. ``table.mean()`` refuses to mix them.
+
         Raises
         ------
         TableError
@@ -209,6 +216,8 @@ class Table(Shown):
         >>> table = wqk.scan(wqk.demo_model("encoder"))
         >>> len(table[0]), len(table[1:3]), len(table[0, :]), table[-1, 2]["layer"].item()
         (5, 10, 4, 3)
+        >>> round(table.layers["symmetry"].mean(), 3), round(table.heads["symmetry"].mean(), 3)
+        (0.665, 0.186)
         """
         if isinstance(key, str):
             self._require_column(key)
@@ -305,6 +314,10 @@ class Table(Shown):
             self._require_one_kind("select")
         return frame
 
+    def _first(self, count: int) -> Self:
+        """Return the rows that ``--top`` prints."""
+        return replace(self, frame=self.frame.head(count))
+
     def _require_one_kind(self, method: str) -> None:
         """Raise `TableError` if the table has rows of layers and rows of heads."""
         if len(self._kinds()) > 1:
@@ -327,7 +340,18 @@ class Table(Shown):
         ascending: bool | None = None,
         **options: Any,
     ) -> pl.DataFrame:
-        """Sort the frame: the rows of layers, and after them those of heads."""
+        """Return the frame, sorted: the rows of layers, and after them those of heads.
+
+        The smallest values are first, as in polars; ``descending=True`` puts the largest first, as
+        ``wqk scan --sort`` does.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> table = wqk.scan(wqk.demo_model("encoder"))
+        >>> table.heads.sort("symmetry", descending=True).select("layer", "head").row(0)
+        (1, 3)
+        """
         if ascending is not None:
             descending = not ascending
         return pl.concat(
@@ -488,6 +512,34 @@ class ScoreTable(Table):
             for name, q in quartiles.items():
                 aggregates.append(pl.col(score).quantile(q, "linear").alias(f"{score}_{name}"))
         return scored.group_by(["over", *GROUP], maintain_order=True).agg(aggregates)
+
+    def side_by_side(self, score: str = "symmetry") -> pl.DataFrame:
+        """Return one score with a column for each model; rows are layers, and their heads.
+
+        Columns have the end of the models' names, and what distinguishes namesakes: revision, step,
+        stack, kind of attention, circuit. ``table.layers.side_by_side()`` has the rows of whole
+        layers alone. A layer or head that a model lacks is null, and so is the ``head`` of a whole
+        layer.
+
+        Raises
+        ------
+        TableError
+            The table has no such column, or several values of the same model, layer and head.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> table = wqk.scan([wqk.demo_model("encoder"), wqk.demo_model("decoder")], heads=False)
+        >>> wide = table.side_by_side("symmetry")
+        >>> wide.columns, wide.row(0)
+        (['layer', 'encoder', 'decoder'], (0, 0.909..., 0.351...))
+        >>> wide.write_csv().splitlines()[0]
+        'layer,encoder,decoder'
+        """
+        self._require_column(score)
+        from wqk.tables.rendering import with_model_columns
+
+        return with_model_columns(self.frame, score)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata, the `summary` and the rows, as ``--json`` prints them."""

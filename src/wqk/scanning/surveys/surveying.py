@@ -228,6 +228,8 @@ def survey(
 ) -> ScoreTable:
     """Score many checkpoints into one table; after an interruption the same call resumes.
 
+    `wqk.scan` scores a short list, also of models in memory, without a folder.
+
     Parameters
     ----------
     refs
