@@ -281,7 +281,7 @@ COMMON: dict[str, tuple[Callable[[AttentionRule], Any], set[str]]] = {
     ),
     "values": (lambda rule: bool(rule.value or rule.fused), set()),
     "outputs": (lambda rule: bool(rule.output), {"diffusers-flux"}),
-    "key heads": (lambda rule: bool(rule.key_heads), {"evolla-model", "gguf-vision", "mllama"}),
+    "key heads": (lambda rule: bool(rule.key_heads), {"evolla-model", "mllama"}),
     "scale": (lambda rule: rule.scale, {"groupvit-vision-model", "musicgen", "transformer-lens"}),
     "order of rotary positions": (
         lambda rule: rule.rotary and rule.rotary.order,

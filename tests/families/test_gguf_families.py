@@ -17,6 +17,7 @@ from tests.families.computing import (
     R,
     Tensors,
     applied,
+    assert_circuit,
     assert_read,
     block_of,
     gain,
@@ -29,7 +30,9 @@ from tests.families.computing import (
     turned,
 )
 
+import wqk
 from wqk.checkpoints.gguf import configuration
+from wqk.checkpoints.modules import StateDict
 
 WIDTH, EPSILON = 40, 0.01
 PARTIAL = ("partial",)
@@ -146,3 +149,80 @@ def test_a_graph_of_bert() -> None:
             fed=Fed("layer", f"{fed_by}.weight", EPSILON),
             circuit=(value, tensors[f"blk.{n}.attn_output.weight"]),
         )
+
+
+# As llama.cpp's loader of towers (`clip.cpp`) names tensors, and counts layers and heads.
+TOWERS = {"vision": "v", "audio": "a"}
+
+
+def tower_metadata(heads_of_keys: int | None) -> dict[str, Any]:
+    """Metadata of a file with both towers, of sizes of their own."""
+    metadata: dict[str, Any] = {"general.architecture": "clip"}
+    for depth, tower in enumerate(TOWERS, start=2):
+        metadata |= {
+            f"clip.has_{tower}_encoder": True,
+            f"clip.{tower}.block_count": depth,
+            f"clip.{tower}.attention.head_count": H,
+            f"clip.{tower}.attention.layer_norm_epsilon": EPSILON,
+        }
+        if heads_of_keys:
+            metadata[f"clip.{tower}.attention.head_count_kv"] = heads_of_keys
+    return metadata
+
+
+def tower_tensors(groups: int, fused: bool, more: int = 0) -> Tensors:
+    """Tensors of both towers; of a joint tensor, only pictures' towers are known.
+
+    Each tower has ``more`` layers than its metadata count.
+    """
+    tensors = Tensors()
+    for depth, (tower, letter) in enumerate(TOWERS.items(), start=2):
+        for n in range(depth + more):
+            if fused and tower == "vision":
+                linear(tensors, f"{letter}.blk.{n}.attn_qkv", (H + 2 * groups) * R, WIDTH)
+                linear(tensors, f"{letter}.blk.{n}.attn_out", WIDTH, H * R)
+            else:
+                name = f"{letter}.blk.{n}.attn_{{}}"
+                separate(tensors, name, WIDTH, groups, output="out")
+            gain(tensors, f"{letter}.blk.{n}.ln1", WIDTH, bias=True)
+    return tensors
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("heads_of_keys", [None, 2])
+def test_towers_of_llama_cpp(heads_of_keys: int | None, fused: bool) -> None:
+    """Keys have as many heads as queries, unless the file counts them.
+
+    The norms before and the positions differ by projector, and are not read: only forms are
+    compared.
+    """
+    groups = heads_of_keys or H
+    config = configuration(tower_metadata(heads_of_keys))
+    tensors, x = tower_tensors(groups, fused), RNG.standard_normal((N, WIDTH))
+    weights = {name: value for name, value in tensors.items() if name.endswith("weight")}
+    for depth, (tower, letter) in enumerate(TOWERS.items(), start=2):
+        at = f"{letter}.blk.{depth - 1}"
+        if fused and tower == "vision":
+            query, key, value = sections(applied(weights, f"{at}.attn_qkv", x), groups)
+        else:
+            query, key, value = sides(weights, f"{at}.attn_{{}}", x, groups)
+        block = block_of(tensors, config, tower, "self", depth - 1)
+        assert (block.plan.statuses, block.plan.causal) == (("guessed",), None)
+        assert len(block) == H
+        for h, form in enumerate(block):
+            scores = query[h] @ key[h * groups // H].T
+            np.testing.assert_allclose(x @ form.qk.dense() @ x.T, scores, atol=1e-9)
+        assert_circuit(block, value, tensors[f"{at}.attn_out.weight"], x)
+
+
+def test_layers_that_a_tower_of_llama_cpp_does_not_count_are_not_read() -> None:
+    """The loader takes the first layers, as many as the metadata count."""
+    tensors = tower_tensors(H, fused=False, more=1)
+    model = wqk.open(StateDict(tensors, configuration(tower_metadata(None)), "stand-in"))
+    assert [(plan.stack, plan.layer) for plan in model.plans] == [
+        ("vision", 0),
+        ("vision", 1),
+        ("audio", 0),
+        ("audio", 1),
+        ("audio", 2),
+    ]

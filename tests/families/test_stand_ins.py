@@ -172,6 +172,43 @@ def test_timm() -> None:
         plan_attention(StateDict(staged, config, "stand-in"), families()["timm"])
 
 
+def test_gradium_phonon_tts_as_its_runtime_stores_it() -> None:
+    """The publisher's file also contains a codec, whose layers have names of the same kind.
+
+    Queries, keys and values are a joint projection without biases; pairs of neighbors turn.
+    """
+    tensors, width = Tensors(), H * R
+    codec = [
+        f"{tower}.transformer" for tower in ("mimi.encoder_transformer", "mimi.decoder_transformer")
+    ]
+    for stem, size in [("flow_lm.transformer", width), *((stem, 2 * width) for stem in codec)]:
+        for n in range(2):
+            at = f"{stem}.layers.{n}"
+            linear(tensors, f"{at}.self_attn.in_proj", 3 * size, size, bias=False)
+            linear(tensors, f"{at}.self_attn.out_proj", size, size, bias=False)
+            gain(tensors, f"{at}.norm1", size, bias=True)
+            gain(tensors, f"{at}.norm2", size, bias=True)
+    config = {
+        "model_type": "gradium_phonon_tts",
+        "hidden_size": width,
+        "num_attention_heads": H,
+        "num_hidden_layers": 2,
+        "layer_norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    x, at = RNG.standard_normal((N, width)), "flow_lm.transformer.layers.1"
+    query, key, value = sections(applied(tensors, f"{at}.self_attn.in_proj", x), H)
+    assert_read(
+        block_of(tensors, config, "decoder", "self", 1),
+        x,
+        turned(query, R, 500.0, "interleaved"),
+        turned(key, R, 500.0, "interleaved"),
+        fed=Fed("layer", f"{at}.norm1.weight", 1e-3),
+        circuit=(value, tensors[f"{at}.self_attn.out_proj.weight"]),
+        causal=True,
+    )
+
+
 # A stream's projections of queries, keys and values, the norms of the first two, and its output.
 JOINT = {
     "image": ["to_q", "to_k", "to_v", "norm_q", "norm_k", "to_out.0"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -209,6 +209,77 @@ def test_nanogpt() -> None:
         circuit=(value, tensors[f"{at}.attn.c_proj.weight"]),
         causal=True,
     )
+
+
+class Nanochat(NamedTuple):
+    """A version of nanochat's code: the tensors and the numbers that differ."""
+
+    gate_channels: int  # of the gates of values, which the first version lacks
+    has_smear: bool
+    factor: float  # of queries, and of keys
+    base: float
+    short: int  # tokens before a token in a short window, of sequences of 900
+
+
+NANOCHATS = {
+    "October 2025": Nanochat(0, False, 1.0, 1e4, 450),
+    "16 January 2026": Nanochat(32, False, 1.0, 1e4, 450),
+    "9 March 2026": Nanochat(12, False, 1.15, 1e5, 384),
+    "14 March 2026": Nanochat(12, True, 1.2, 1e5, 256),
+}
+
+
+@pytest.mark.parametrize("version", NANOCHATS)
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_nanochat(prefix: str, version: str) -> None:
+    """Queries and keys turn backward, are normalized without gains, then sharpened.
+
+    A third of the layers, and the last, attend to all tokens before; the others have windows.
+    """
+    code, tensors, width = NANOCHATS[version], Tensors(), H * R
+    name = f"{prefix}transformer.h.{{}}.attn.{{}}"
+    for n in range(5):
+        separate(tensors, name.format(n, "c_{}"), width, G, bias=False, output="proj")
+        if code.gate_channels and n % 2 == 0:
+            linear(tensors, name.format(n, "ve_gate"), G, code.gate_channels, bias=False)
+    if code.has_smear:
+        tensors[f"{prefix}smear_lambda"] = RNG.standard_normal(1)
+    numbers = {"n_layer": 5, "n_head": H, "n_kv_head": G, "n_embd": width, "sequence_len": 900}
+    # A layer that the configuration does not count is none of the model's.
+    stray, name_of_stray = Tensors(), name.replace(".h.{}", ".h.5")
+    separate(stray, name_of_stray.format("c_{}"), width, G, bias=False, output="proj")
+    patterns: list[dict[str, Any]] = (
+        [{}] if version == "October 2025" else [{}, {"window_pattern": "sSL"}]
+    )
+    x = RNG.standard_normal((N, width))
+    for pattern in patterns:
+        config = completed(tensors, numbers | pattern)
+        opened = wqk.open(StateDict(tensors | stray, config, "stand-in"))
+        windows = [code.short + 1, code.short + 1, None, code.short + 1, None]
+        assert [plan.window and str(plan.window) for plan in opened.plans] == [
+            window and str(window) if pattern else None for window in windows
+        ]
+        query, key, value = sides(tensors, name.format(4, "c_{}"), x, G)
+        query, key = (rms(backward(vectors, code.base), 1.0, 2.0**-23) for vectors in (query, key))
+        assert_read(
+            block_of(tensors, config, "decoder", "self", 4),
+            x,
+            query,
+            key,
+            circuit=(value, tensors[name.format(4, "c_proj.weight")]),
+            causal=True,
+            scale=code.factor**2 * R**-0.5,
+            statuses=PARTIAL,
+        )
+
+
+def backward(x: np.ndarray, base: float) -> np.ndarray:
+    """Halves of (H, N, R) turned by the negative of the usual angles."""
+    half = R // 2
+    angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos + b * sin, b * cos - a * sin], -1)
 
 
 @pytest.mark.parametrize("normed", [True, False])

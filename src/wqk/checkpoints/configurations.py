@@ -407,28 +407,71 @@ def _megatron(opened: Opened) -> dict[str, Any]:
     return added
 
 
+class NanochatCode(NamedTuple):
+    """Numbers that only the code of nanochat has; they differ by its version.
+
+    Attributes
+    ----------
+    score_factor
+        What the code multiplies every score with.
+    base
+        Base of the rotary positions.
+    share
+        Number of short windows in a sequence.
+    tile
+        Number of tokens of which a short window contains a multiple.
+    """
+
+    score_factor: float
+    base: float
+    share: int
+    tile: int
+
+    def short_window(self, length: int) -> int:
+        """Return the size of a short window, with the token itself, by the sequence's length."""
+        if self.tile == 1:
+            return length // self.share + 1
+        tiles = -(-length // (self.share * self.tile))
+        return self.tile * tiles + 1
+
+
+# Epsilon of PyTorch's norms that are given none, in float32 and in narrower types.
+FLOAT32_EPSILON = 2.0**-23
+# Versions of nanochat's code since January 2026, when it got short windows.
+NANOCHAT = NanochatCode(score_factor=1.0, base=1e4, share=2, tile=1)
+# From 9 March 2026 on, with gates of values that read 12 channels, not 32.
+NANOCHAT_NARROW_GATES = NanochatCode(score_factor=1.15**2, base=1e5, share=3, tile=128)
+# From 14 March 2026 on, with a smear.
+NANOCHAT_SMEAR = NanochatCode(score_factor=1.2**2, base=1e5, share=4, tile=128)
+
+
+def _nanochat_code(tensors: Mapping[str, TensorInfo]) -> NanochatCode:
+    """Return the version of nanochat's code that a model was trained with."""
+    if any(name.endswith("smear_lambda") for name in tensors):
+        return NANOCHAT_SMEAR
+    gates = [info for name, info in tensors.items() if name.endswith("attn.ve_gate.weight")]
+    if any(gate.shape[-1] == 12 for gate in gates):  # of 32 channels before
+        return NANOCHAT_NARROW_GATES
+    return NANOCHAT
+
+
 def _nanochat(opened: Opened) -> dict[str, Any]:
-    """Numbers that are in nanochat's code alone; its models since March 2026 have a smear."""
+    """Return the numbers that only nanochat's code has, and the windows of all layers."""
     added: dict[str, Any] = {}
-    has_smear = any(name.endswith("smear_lambda") for name in opened.tensors)
-    if has_smear:
-        added |= {"score_factor": 1.2**2, "rope_theta": 1e5}
+    code = _nanochat_code(opened.tensors)
+    if code != NANOCHAT:  # whose factor and base are the defaults
+        added |= {"score_factor": code.score_factor, "rope_theta": code.base}
+    if "n_head" in opened.config:  # not a file of transformers, which sets an epsilon
+        added["rms_norm_eps"] = FLOAT32_EPSILON
     pattern = opened.config.get("window_pattern")
     layers = _whole(opened.config, "n_layer")
     if isinstance(pattern, str) and pattern and layers:
         length = _whole(opened.config, "sequence_len")
-        # Models without a smear had short windows of other sizes.
-        short = _nanochat_window(length) if has_smear and length else True
+        short = code.short_window(length) if length else True
         tiled = [pattern[layer % len(pattern)] for layer in range(min(layers, 10**4) - 1)]
         windows = [short if letter in "Ss" else None for letter in tiled]
         added["windows"] = [*windows, None]  # the last layer has none
     return added
-
-
-def _nanochat_window(length: int) -> int:
-    """Return the size of a short window: a quarter of a sequence, rounded up to 128 tokens."""
-    tiles = -(-length // (4 * 128))
-    return 128 * tiles + 1
 
 
 COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
