@@ -63,6 +63,7 @@ ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
 SHARED = {
     "_guesses",
+    "_junit",
     "_machine",
     "_console",
     "_files",

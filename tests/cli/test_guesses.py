@@ -70,7 +70,10 @@ def test_every_option_that_advice_names_exists() -> None:
         (["scan", ENCODER, "--median"], "jq '.summary[].symmetry_median'"),
         (["scan", ENCODER, "--metric", "symmetry"], "symmetry and directionality are always"),
         (["scan", ENCODER, "--hedas"], "did you mean --heads?"),
-        (["diff", ENCODER, DECODER, "--junit", "a.xml"], "command same has this option"),
+        (
+            ["diff", ENCODER, DECODER, "--junit", "a.xml"],
+            "command verify and command same have this option",
+        ),
         (["--json", "scan", ENCODER], "--json follows the verb: command scan REF... --json"),
         (["--verbose", "scan", ENCODER], "did you mean --full?"),
         (["tokens", INDUCTION, "--token", "5"], "--query TOKEN lists the keys of one token"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -102,6 +103,26 @@ def test_a_wrong_form_is_wrong(llama: Path, query: str, key: str) -> None:
     shown = run("verify", llama, "--family", guess(llama, query, key), exits=1)
     assert "WRONG" in shown.stdout
     assert "do NOT give" in shown.stdout
+
+
+def test_verify_writes_a_report_for_continuous_integration(llama: Path, tmp_path: Path) -> None:
+    """A report of right forms is replaced by the report of wrong ones, and by that of an error."""
+    path = tmp_path / "report.xml"
+
+    def report(family: Path, exits: int) -> ElementTree.Element:
+        run("verify", llama, "--family", family, "--junit", path, exits=exits)
+        return ElementTree.parse(path).getroot()  # our own file
+
+    suite = report(guess(llama), exits=0)
+    assert (suite.get("name"), suite.get("tests"), suite.get("failures")) == (str(llama), "1", "0")
+    suite = report(guess(llama, "k_proj", "q_proj"), exits=1)
+    assert suite.get("failures") == "1"
+    failure = suite.find("testcase[@name='unknown self 0']/failure")
+    assert failure is not None
+    assert str(failure.get("message")).startswith("WRONG: largest difference ")
+    assert "do NOT give" in str(failure.text)
+    suite = report(llama / "nowhere.toml", exits=2)
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "1")
 
 
 def test_too_few_heads_do_not_fit_their_width(llama: Path) -> None:

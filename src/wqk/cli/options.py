@@ -315,6 +315,11 @@ result_file = click.option(
 )
 
 
+junit_file = click.option(
+    "--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML."
+)
+
+
 def picture_file(help_text: str) -> Callable[..., Any]:
     """Return the option ``--picture``, with its own first sentence of help."""
     return click.option("--picture", type=FILE, help=f"{help_text}: .png, .pdf or .svg.")

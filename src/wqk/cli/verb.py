@@ -189,6 +189,8 @@ class Verb:
         Parameters that are no options.
     fails
         Meaning of exit status 1, for results with the attribute ``ok``.
+    junit
+        Whether ``--junit`` writes a report, with the cases of the result's ``_junit_cases``.
     """
 
     function: str
@@ -202,6 +204,7 @@ class Verb:
     progress: str = "blocks_progress"
     omit: tuple[str, ...] = ()
     fails: str = ""
+    junit: bool = False
 
     @property
     def summary(self) -> str:
@@ -233,6 +236,7 @@ class Verb:
         from wqk.cli.options import (
             csv_output,
             json_output,
+            junit_file,
             option,
             picture_file,
             result_file,
@@ -243,6 +247,8 @@ class Verb:
         command = table_file(command) if self.table else result_file(command)
         if self.picture:
             command = picture_file("Draw the result")(command)
+        if self.junit:
+            command = junit_file(command)
         for name, settings in (self.extra or {}).items():
             command = option(name, **settings)(command)
         return command
@@ -290,6 +296,7 @@ class Verb:
 
         as_json, as_csv = options.pop("as_json"), options.pop("as_csv")
         out, picture = options.pop("out", None), options.pop("picture", None)
+        junit = options.pop("junit", None)
         if self.table:
             ending = display.require_one_output(as_csv, out, as_json)
             if display.is_standard_output(out):
@@ -302,7 +309,7 @@ class Verb:
             check_picture(picture)
             options |= dict.fromkeys(self.drawn, True)
         extra = {name: options.pop(name) for name in self.extra or {}}
-        result = self._call(models, options)
+        result = self._reported(models, options, junit) if junit else self._call(models, options)
         shown = self.show(result, **extra) if self.show else [result]
         rows = result
         if _is_given("top") and "top" in extra:
@@ -319,6 +326,23 @@ class Verb:
             display.say(f"picture: {picture}")
         if self.fails and not result.ok:
             click.get_current_context().exit(1)
+
+    def _reported(self, models: Sequence[str], options: dict[str, Any], junit: Path) -> Any:
+        """Call the function, and write its result, or its error, as JUnit's XML."""
+        from wqk._files import write_atomically
+        from wqk._junit import Case, junit_report
+        from wqk.errors import WqkError
+
+        name = self.function.partition(":")[2]
+        suite = " = ".join(str(options[model]) for model in models)
+        try:
+            result = self._call(models, options)
+        except WqkError as error:
+            case = Case(name, error=str(error))
+            write_atomically(junit, junit_report(suite, f"wqk.{name}", [case]))
+            raise
+        write_atomically(junit, junit_report(suite, f"wqk.{name}", result._junit_cases()))
+        return result
 
     def _call(self, models: Sequence[str], options: dict[str, Any]) -> Any:
         """Open the models and call the function, with a progress bar if it reports progress."""

@@ -24,6 +24,7 @@ from wqk.cli.options import (
     every_head,
     gamma,
     json_output,
+    junit_file,
     layers,
     opened,
     option,
@@ -48,7 +49,11 @@ verify = Verb(
     "wqk.live.verification:verify",
     fails="some forms are wrong, or could not be compared",
     omit=("batch", "tokens", "length", "tolerance"),
-    examples=("wqk verify google-bert/bert-base-uncased",),
+    examples=(
+        "wqk verify google-bert/bert-base-uncased",
+        "wqk verify ./my-model --junit verify.xml",
+    ),
+    junit=True,
 )
 
 tokens = Verb(
@@ -234,7 +239,7 @@ def show(
     help="A further parent of the candidate: fit the weights of the reference and of all these, "
     "and compare the candidate with their weighted sum.",
 )
-@click.option("--junit", type=FILE, metavar="FILE.xml", help="Write a report as JUnit's XML.")
+@junit_file
 @picture_file("Draw where they differ")
 @result_file
 @json_output

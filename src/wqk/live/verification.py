@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from wqk._console import Result
+from wqk._junit import Case
 from wqk.attention import Block
 from wqk.checkpoints import Part, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
@@ -238,6 +239,22 @@ class Verification(Result):
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
         return [vars(block) | {"verdict": block.verdict} for block in self.blocks]
+
+    def _junit_cases(self) -> Iterator[Case]:
+        """Yield a case for each application of a block; it fails unless the form is right."""
+        for block in self.blocks:
+            name = str(Place(block.stack, block.kind, block.layer))
+            if block.application:
+                name += f", use {block.application}"
+            word, sentence = VERDICTS[block.verdict]
+            if block.ok:
+                yield Case(name)
+                continue
+            if block.difference is not None:
+                word += (
+                    f": largest difference {block.difference:.1e}, at most {block.tolerance:.1e}"
+                )
+            yield Case(name, failure=f"{word}\n{sentence}")
 
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
