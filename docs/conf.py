@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 from wqk import __version__
 from wqk._version import ADDRESS
 
@@ -94,8 +96,11 @@ html_show_sphinx = False
 
 
 def keep_colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Keep a colon in a property's first line, which napoleon reads as the end of a type."""
-    if what == "property" and lines and ": " in lines[0]:
+    """Keep a colon in a property's first line, which napoleon reads as the end of a type.
+
+    Autodoc calls a cached property an attribute.
+    """
+    if what in ("property", "attribute") and lines and ": " in lines[0]:
         head, tail = lines[0].split(": ", 1)
         lines[:1] = [f"{head}:", tail]
 
@@ -105,7 +110,7 @@ def format_help(app: Any, context: Any, lines: list[str]) -> None:
     help_lines = []
     is_example = False
     for line in lines:
-        if line.strip() == "| Examples:":
+        if line.strip() in ("| Example:", "| Examples:"):
             is_example = True
             help_lines += [".. code-block:: console", ""]
         elif is_example and line.startswith("|"):
@@ -156,6 +161,22 @@ def write_coverage(app: Any) -> None:
     write_contrasts()
 
 
+# Cells of at most, and of more than this number of characters: `short` and `long` in wqk.css.
+SHORT_CELL, LONG_CELL = 12, 24
+# Words of code of more characters may be wider than a phone's column; `long` in wqk.css.
+LONGEST_WHOLE_WORD = 28
+
+
+def mark_cells(app: Any, doctree: nodes.document, page: str) -> None:
+    """Mark the cells of tables whose columns can be narrow, and those that need a wide one."""
+    for cell in doctree.findall(nodes.entry):
+        length = len(cell.astext())
+        if length <= SHORT_CELL:
+            cell["classes"].append("short")
+        elif length > LONG_CELL:
+            cell["classes"].append("long")
+
+
 # What the theme's and Sphinx's HTML lacks for screen readers and keyboards.
 ACCESSIBLE = {
     'role="heading"><span': 'role="heading" aria-level="2"><span',
@@ -166,11 +187,14 @@ ACCESSIBLE = {
     'class="table-wrapper ',
     "<noscript>": '<h1 class="visually-hidden">Search</h1><noscript>',
 }
-# A corner of a table above row names is no heading.
 WIDE_PICTURE = re.compile(r'<img [^>]*(?:class="paper"|style="width: \d+%;")[^>]*>')
 SCROLLED = '<span class="scrolled" tabindex="0" role="group" aria-label="Picture">{}</span>'
 # Between a name and its description, a dash instead of two hyphens.
 HYPHENS = re.compile(r"(</(?:strong|em|a)>\)?) -- ")
+# A word of code, and the empty lines that end the examples of a session.
+CODE_WORD = re.compile(rf'<span class="pre">(?=[^<]{{{LONGEST_WHOLE_WORD + 1},}}<)')
+EMPTY_LINES = re.compile(r"\n{2,}</pre>")
+# A corner of a table above row names is no heading.
 EMPTY_HEADING = re.compile(r'<th class="head[^"]*"><p></p></th>')
 
 
@@ -184,6 +208,8 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
             text = WIDE_PICTURE.sub(lambda match: SCROLLED.format(match[0]), text)
         text = EMPTY_HEADING.sub("<td></td>", text)
         text = HYPHENS.sub(r"\1 – ", text)
+        text = CODE_WORD.sub('<span class="pre long">', text)
+        text = EMPTY_LINES.sub("\n</pre>", text)
         if text != before:
             page.write_text(text, encoding="utf-8")
 
@@ -191,6 +217,7 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
 def setup(app: Any) -> None:
     app.connect("build-finished", make_accessible)
     app.connect("builder-inited", write_coverage)
+    app.connect("doctree-resolved", mark_cells)
     app.connect("sphinx-click-process-description", format_help)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("autodoc-process-signature", shorten_signature)
