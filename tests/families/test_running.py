@@ -12,9 +12,11 @@ import torch
 import transformers
 from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
+from tests.families.test_derived import outcomes
 
 import wqk
 from wqk.errors import CheckpointError, FormError, MissingPackage, UnknownFamily
+from wqk.families import families
 from wqk.live.verification import verify
 
 
@@ -24,6 +26,35 @@ def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
     llama = resources.files("wqk.families") / "data" / "llama.toml"
     with pytest.raises(UnknownFamily, match=r"type 'nobody'.*wqk.verify\(model, batch\)"):
         verify(wqk.open(tmp_path, family=Path(str(llama))))
+
+
+# Model types that transformers lacks, and the type whose attention their publishers' classes
+# inherit or repeat.
+REPEATED = {
+    "Dream": "qwen2",
+    "a2d-llama": "llama",
+    "a2d-qwen2": "qwen2",
+    "a2d-qwen3": "qwen3",
+    "kimi_k2": "deepseek_v3",
+    "mobilellm": "llama",
+    "sdar": "qwen3",
+}
+
+
+def test_only_types_that_transformers_lacks_run_with_the_code_of_another() -> None:
+    """A family that is like another, of types with code of their own, inherits no such code.
+
+    An older transformers, which lacks the code, would otherwise run another model.
+    """
+    types_of_transformers = {row["type"] for row in outcomes()}
+    repeated = {}
+    for family in families().values():
+        lacking = [kind for kind in family.model_types if kind not in types_of_transformers]
+        if family.runs_as:
+            assert lacking, f'{family.name} runs as {family.runs_as}; write runs_as = ""'
+            assert family.runs_as in types_of_transformers
+            repeated |= dict.fromkeys(lacking, family.runs_as)
+    assert repeated == REPEATED
 
 
 def test_transformers_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
