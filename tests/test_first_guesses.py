@@ -348,6 +348,8 @@ def mistakes(desk: Desk) -> list[Mistake]:
             RunError,
             "every N steps with N at least 1, got every=9",
         ),
+        Mistake(lambda: wqk.scan(ref, other_ref), TypeError, r"or wqk.scan([a, b]) for several"),
+        Mistake(lambda: wqk.scan("demo:encoder"), CheckpointError, 'wqk.demo_model("encoder")'),
         Mistake(lambda: wqk.Monitor(net).plot(), AttributeError, "did you mean 'table.plot()'"),
         Mistake(
             lambda: wqk.clip_(ref, 100, {(0, 0): 1.0}),

@@ -290,6 +290,11 @@ GUESSES = (
         command="wqk lab train trains a small model and follows its scores",
         names="fit pretrain train",
     ),
+    _guess(
+        call="help(wqk), or help(wqk.scan) for one function",
+        command="wqk --help lists the commands, and wqk COMMAND --help the options of one",
+        names="doc docs documentation help man manual usage",
+    ),
     # What only the command has.
     _guess(
         call="",
@@ -487,6 +492,11 @@ OPTION_GUESSES = (
         advice="the comparison is exact up to the rounding of the number types; --all compares "
         "every other tensor too, and --tolerance X accepts differences",
         verb="same",
+    ),
+    _option_guess(
+        "--sort --sort-by --order-by --largest --most",
+        advice="--top N prints the rows that moved most, and --heads --top N the heads",
+        verb="diff",
     ),
     _option_guess(
         "--encoder --decoder --model",

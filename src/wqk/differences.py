@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import polars as pl
@@ -97,15 +97,20 @@ class DifferenceTable(Table):
     since AWQ moves factors between norm and weight. ``beside`` is the value of ``moved`` of another
     version of the reference. The terms of first and second order in the factors follow on request.
 
-    A table with ``top`` prints only that many rows, those that `farthest` returns.
+    A table with ``rows_shown`` prints only that many rows, those that `farthest` returns.
     """
 
     declared = DIFFERENCE_COLUMNS
     further = UPDATE_COLUMNS
     needed = ("layer", "moved")
     former_names = FORMER_NAMES
+    synonyms: ClassVar[Mapping[str, str]] = {
+        "heatmap": "plot()",
+        "summary": "result",
+        **dict.fromkeys(("best", "largest", "top", "worst"), "farthest(5)"),
+    }
 
-    top: int | None = None
+    rows_shown: int | None = None
 
     def __post_init__(self) -> None:
         columns = {*self.frame.columns}
@@ -187,8 +192,11 @@ class DifferenceTable(Table):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the metadata and the rows, as ``--json`` prints them."""
-        rows = self.frame if self.top is None else self.farthest(self.top).frame
-        return super().to_dict() | {"rows": records(rows)}
+        return super().to_dict() | {"rows": records(self._rows_shown())}
+
+    def _rows_shown(self) -> pl.DataFrame:
+        """Return the rows that are printed."""
+        return self.frame if self.rows_shown is None else self.farthest(self.rows_shown).frame
 
     @current
     def plot(self) -> Figure:
@@ -225,8 +233,8 @@ class DifferenceTable(Table):
             return head_maps(parts, titles, legend, vmin=0, vmax=largest)
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Yield a line for each compared layer or head, or for the ``top`` of them."""
-        frame = self.frame if self.top is None else self.farthest(self.top).frame
+        """Yield a line for each compared layer or head, or for the ``rows_shown`` of them."""
+        frame = self._rows_shown()
         if not frame.height:
             yield Text("no rows")
             return
@@ -400,7 +408,8 @@ def _require_equal_layers(reference: Model, candidate: Model) -> None:
             difference = f"the reference has {reference_layer}, the candidate {candidate_layer}"
         raise CheckpointError(
             f"{reference.name} and {candidate.name}: the two cannot be compared layer by "
-            f"layer; {difference}"
+            f"layer; {difference}; wqk scan REFERENCE CANDIDATE, or wqk.scan([reference, "
+            "candidate]), scores both"
         )
 
 

@@ -281,6 +281,19 @@ def demo_advice(checkpoint: str) -> str:
     return '; the demo model with all weights is demo:induction, wqk.demo_model("induction")'
 
 
+def demo_reference_advice(reference: str) -> str:
+    """Return the end of a message on ``demo:NAME``, which only the command takes; else empty.
+
+    Examples
+    --------
+    >>> demo_reference_advice("demo:encoder"), demo_reference_advice("bert")
+    ('; in Python, it is wqk.demo_model("encoder")', '')
+    """
+    prefix, separator, name = reference.partition(":")
+    is_demo = separator and prefix.lower() == "demo"
+    return f'; in Python, it is wqk.demo_model("{name}")' if is_demo else ""
+
+
 def public(
     package: str,
     file: str,

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -398,8 +399,10 @@ def test_two_quantizations_stand_side_by_side(tmp_path: Path) -> None:
     worst = max(table.heads.frame.iter_rows(named=True), key=lambda row: row["moved"])
     named = f"{worst['layer']}.{worst['head']} ({worst['moved']:.2g}),"
     assert f"Heads that moved most, as layer.head: {named}" in table.result
+    assert "by the distance of their forms, without norms, biases or positions." in table.result
+    folded = replace(table, metadata=table.metadata | {"folded_norms": True})
     measure = "by the distance of their forms, with norms, without biases or positions."
-    assert measure in table.result
+    assert measure in folded.result
     assert "int8 moved less in 8 of 8 heads; in the median, 0.0" in table.result
     maps = [axis for axis in table.plot().axes if axis.images]
     for axis, column in zip(maps, ("moved", "beside"), strict=True):

@@ -313,3 +313,13 @@ def test_a_live_watch_prints_every_table_in_a_pipe(run: Path, out: Path) -> None
     done = cli("watch", run, "-o", out, *LIVE)
     assert "\x1b" not in done.stdout
     assert "20  decoder self" in done.stdout
+
+
+def test_one_look_at_a_run_without_steps_names_the_folders_that_are_expected(tmp_path):
+    run_folder, scored = tmp_path / "run", tmp_path / "scored"
+    run_folder.mkdir()
+    first = cli("watch", run_folder, "--once", "--out", tmp_path / "scores")
+    assert "no complete checkpoint; expected folders in it that are named after" in first.stderr
+    checkpoint(scored, 10)
+    second = cli("watch", scored, "--once", "--out", tmp_path / "scores-of-10")
+    assert "no complete checkpoint" not in second.stderr

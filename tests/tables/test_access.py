@@ -38,6 +38,7 @@ def test_layers_and_heads_are_chosen_by_number(table):
         ((0, 4), "no head 4; its heads are 0 to 3"),
         (slice(4, 9), "no layer slice"),
         ("symetry", "no column 'symetry'; did you mean 'symmetry'"),
+        (("layer", "symetry"), "no column 'symetry'; did you mean 'symmetry'"),
         ((0, 1, 2), "a layer and a head"),
         (None, "a layer and a head"),
         ("", "no column ''"),
@@ -46,6 +47,28 @@ def test_layers_and_heads_are_chosen_by_number(table):
 def test_what_is_not_there_is_named(table, index, message):
     with pytest.raises(TableError, match=message):
         table[index]
+
+
+def test_several_columns_are_chosen_by_name(table):
+    assert table["layer", "symmetry"].columns == ["layer", "symmetry"]
+    assert table[["layer", "symmetry"]].equals(table["layer", "symmetry"])
+
+
+def test_a_column_that_is_not_there_is_not_sorted_by(table):
+    with pytest.raises(TableError, match="no column 'symetry'; did you mean 'symmetry'"):
+        table.sort("symetry", descending=True)
+    assert table.sort(pl.col("symmetry"))["symmetry"][0] == table.layers["symmetry"].min()
+    assert table.sort("layer", "head").height == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("top", "farthest"), ("worst", "farthest"), ("summary", "result"), ("heatmap", "plot")],
+)
+def test_a_table_of_differences_names_its_own_methods(name, meant):
+    differences = wqk.diff(wqk.demo_model("encoder"), wqk.demo_model("encoder"), heads=False)
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean '{meant}"):
+        getattr(differences, name)
 
 
 def test_a_table_of_layers_has_no_heads(table):
@@ -65,6 +88,13 @@ def test_rows_are_dictionaries(table):
         ("report", r"wqk.report\(table, path\)"),
         ("layer", r"table\[layer\]"),
         ("to_panda", "to_pandas"),
+        ("compare", r'side_by_side\("symmetry"\)'),
+        ("pivot", "side_by_side.*, with a column for each model"),
+        ("order_by", r'sort\("symmetry", descending=True\)'),
+        ("best", "nlargest"),
+        ("models", r'table\["checkpoint"\].unique\(\)'),
+        ("print", r"print\(table\)"),
+        ("medians", r"summary\(\)"),
     ],
 )
 def test_a_wrong_name_is_told_the_right_one(table, name, meant):

@@ -54,7 +54,14 @@ from wqk.checkpoints.quantization import (
     quantized_config,
     refuse_unread,
 )
-from wqk.errors import CheckpointError, did_you_mean, errors_about, first_line, shown
+from wqk.errors import (
+    CheckpointError,
+    demo_reference_advice,
+    did_you_mean,
+    errors_about,
+    first_line,
+    shown,
+)
 from wqk.storage.byte_source import bytes_at
 from wqk.storage.local import LocalFile
 from wqk.storage.references import redacted, step_in
@@ -814,7 +821,8 @@ def table_advice(path: Path) -> str:
 def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
     """Open the checkpoint in one file, with the configuration next to it; see `local_folder`."""
     if not path.exists():
-        raise CheckpointError(f"no such file or folder{beside(path) or '; check the path'}")
+        advice = beside(path) or demo_reference_advice(str(path)) or "; check the path"
+        raise CheckpointError(f"no such file or folder{advice}")
     if reason := unread_format(path.name):
         raise CheckpointError(reason)
     layout = format_of(path.name)

@@ -267,6 +267,8 @@ class Boundary(click.Group):
                 error.message += _expected_call(getattr(error, "ctx", None))  # type: ignore[misc]
             if isinstance(error, click.MissingParameter):
                 error = _all_missing(error)
+            if error.message.endswith("requires an argument."):
+                error.message += self._value_of(error, context)  # type: ignore[misc]
             error.message = without_secrets(error.message)  # type: ignore[misc]
             raise error from None
         except BrokenPipeError:
@@ -279,6 +281,18 @@ class Boundary(click.Group):
                 raise
             tell(self.described(error, context))
             context.exit(2)
+
+    def _value_of(self, error: click.ClickException, context: click.Context) -> str:
+        """Return the end of a message on an option without its value: the value's meaning."""
+        verb = self.verbs.get(context.invoked_subcommand or "")
+        for option in verb.params if verb else ():
+            if (
+                isinstance(option, click.Option)
+                and getattr(error, "option_name", "") in option.opts
+            ):
+                value = option.make_metavar(context)
+                return f" {option.opts[-1]} {value}: {first_sentence(option.help or '')}"
+        return ""
 
     def described(self, error: Exception, context: click.Context) -> str:
         """Return an error as one line."""

@@ -98,6 +98,13 @@ class CountType(click.IntRange):
     def __init__(self) -> None:
         super().__init__(1, 2**40)
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse what was typed."""
+        if isinstance(value, str) and not re.fullmatch(r"[+-]?\d+", value.strip()):
+            self.fail(f"expected a whole number, such as 10, got {value!r}", param, ctx)
+        number: int = super().convert(value, param, ctx)
+        return number
+
     def _describe_range(self) -> str:
         return "x>=1"
 

@@ -112,7 +112,7 @@ diff = Verb(
             "heads with --heads.",
         },
     },
-    show=lambda result, top: [replace(result, top=top)],
+    show=lambda result, top: [replace(result, rows_shown=top)],
     table=True,
     picture=True,
     drawn=("heads",),
@@ -367,6 +367,11 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
             if table_file:
                 table.write(table_file)
                 display.say(f"{table_file}: {counted(len(table), 'row')}")
+            if options["once"] and not (len(table) or table.metadata.get("failed")):
+                display.say(
+                    f"{run}: no complete checkpoint; expected folders in it that are named after "
+                    "steps, such as checkpoint-100 or step-100"
+                )
             yield table
 
     def tell(rows: ScoreTable) -> None:

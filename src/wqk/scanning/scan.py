@@ -211,7 +211,7 @@ class Progress:
     seconds: float
 
 
-@called_as("wqk.scan(ref)")
+@called_as("wqk.scan(ref), or wqk.scan([a, b]) for several")
 def scan(
     ref: Any,
     *,

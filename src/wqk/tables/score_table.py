@@ -55,6 +55,7 @@ TABLE_SYNONYMS = {
     "layer": "table[layer]",
     "iloc": "table[layer, head]",
     "index": "frame.rows()",
+    **dict.fromkeys(("checkpoints", "models"), 'table["checkpoint"].unique()'),
     "info": "frame.schema",
     "iterrows": "frame.iter_rows(named=True)",
     "itertuples": "frame.iter_rows(named=True)",
@@ -71,7 +72,9 @@ TABLE_SYNONYMS = {
     "to_dataframe": "to_pandas()",
     "to_excel": 'to_pandas().to_excel("table.xlsx")',
     "to_html": "wqk.report(table, path)",
-    "top": 'heads.nlargest(5, "symmetry")',
+    **dict.fromkeys(("best", "largest", "top", "worst"), 'heads.nlargest(5, "symmetry")'),
+    **dict.fromkeys(("order_by", "orderby", "rank"), 'heads.sort("symmetry", descending=True)'),
+    **dict.fromkeys(("display", "print", "show"), "print(table)"),
     # Methods of pandas' frames that polars' frames lack.
     **{
         name: f"to_pandas().{name}"
@@ -187,7 +190,7 @@ class Table(Shown):
                 raise
             raise TableError(
                 f"{' and '.join(map(str, predicates))}: is no condition on this table "
-                f"({first_line(error)})"
+                f'({first_line(error)}); expected one such as "symmetry > 0.5 and layer < 4"'
             ) from None
 
     def __getitem__(self, key: Any) -> Any:
@@ -222,8 +225,10 @@ class Table(Shown):
         if isinstance(key, str):
             self._require_column(key)
             return self.frame[key]
-        if isinstance(key, list) and all(name in self.frame.columns for name in key):
-            return self.frame[key]
+        if isinstance(key, list | tuple) and key and all(isinstance(name, str) for name in key):
+            for name in key:
+                self._require_column(name)
+            return self.frame[list(key)]
         if isinstance(key, pl.Series | pl.Expr):
             return self.filter(key)
         table = self
@@ -354,6 +359,9 @@ class Table(Shown):
         """
         if ascending is not None:
             descending = not ascending
+        for name in (by, *more):
+            if isinstance(name, str):
+                self._require_column(name)
         return pl.concat(
             rows.frame.sort(by, *more, descending=descending, **options) for rows in self._kinds()
         )
@@ -474,7 +482,11 @@ class ScoreTable(Table):
     further = FURTHER_COLUMNS
     # No other table with layers has a symmetry by chance.
     needed = ("layer", "symmetry_null")
-    synonyms: ClassVar[Mapping[str, str]] = {"heatmap": 'plot("heads")'}
+    synonyms: ClassVar[Mapping[str, str]] = {
+        "compare": 'side_by_side("symmetry")',
+        "heatmap": 'plot("heads")',
+        "medians": "summary()",
+    }
 
     details: Details | None = None
 
