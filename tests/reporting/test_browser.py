@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from wqk.tables.schema import SCHEMA
 WAIT = 60_000  # milliseconds; a machine may be busy
 MODELS = ("encoder", "decoder")
 STEPS = (0, 20, 100)  # in another order as text
+LONG = "a-name-with-many-parts-" * 4 + "and_one_part_that_no_line_of_a_phone_can_hold_as_it_is"
 
 
 def distant() -> Any:
@@ -41,6 +43,10 @@ def folder(tmp_path_factory):
     wqk.write_report(table(rows(EVIL, layers=2), rows("plain")), place / "evil.html", title=EVIL)
     measured = wqk.scan(wqk.demo_model("decoder"), measures=["spectrum"])
     wqk.write_report(measured, place / "measured.html")
+    pairs = wqk.compose(wqk.demo_model("induction"))
+    pairs = replace(pairs, frame=pairs.frame.with_columns(checkpoint=pl.lit(LONG)))
+    long = table(rows(LONG, layers=2), rows(f"{LONG}-2", layers=2))
+    wqk.write_report(long, place / "long.html", compositions=[pairs])
     odd = rows("odd", symmetry=None, symmetry_null=None, status="degenerate", norm=float("nan"))
     scores = [table(odd), table(rows("no layers")).heads]
     wqk.write_report(scores, place / "odd.html", details=Details(()))
@@ -320,6 +326,26 @@ def test_on_a_phone_rows_become_cards_of_labeled_numbers(pair):
     assert pair.locator(".wide").evaluate_all(overflow) == 0
 
 
+def test_long_names_leave_room_for_marks_and_numbers(browser, folder):
+    with Reader(browser, folder / "long.html") as page:
+        table = page.locator("#table").locator("xpath=ancestor::div[contains(@class, 'wide')]")
+        assert table.evaluate("part => part.scrollWidth <= part.clientWidth")
+        page.set_viewport_size({"width": 390, "height": 800})
+        mark = page.locator("#summary .key").first.bounding_box()
+        assert mark["width"] == pytest.approx(mark["height"], abs=0.5)
+
+
+def test_norms_have_one_number_that_meets_no_number_of_the_matrix(pair):
+    pair.set_viewport_size({"width": 390, "height": 800})
+    curves(pair, "matrices")
+    for axis in ("xaxis2", "yaxis2"):
+        numbers = pair.evaluate(
+            "axis => document.querySelector('#matrices .plot')._fullLayout[axis].tickvals", axis
+        )
+        assert len(numbers) == 1
+        assert numbers[0] > 0
+
+
 def test_names_are_shown_and_saved_as_they_are(browser, folder):
     with Reader(browser, folder / "evil.html") as page:
         assert page.locator("h1").inner_text() == EVIL
@@ -436,7 +462,7 @@ def test_the_first_stop_of_the_keyboard_skips_to_the_scores(pair):
     assert pair.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-@pytest.mark.parametrize("name", ["pair", "many"])
+@pytest.mark.parametrize("name", ["pair", "many", "long"])
 def test_narrow_screens_need_no_sideways_scrolling(browser, folder, name):
     with Reader(browser, folder / f"{name}.html") as page:
         for width in (800, 360):

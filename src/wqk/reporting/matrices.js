@@ -41,6 +41,13 @@ function matrixFigure({group, block}, width) {
     colorbar: {...colorBar(''), x: 1.02},
   };
   const bare = {showgrid: false, zeroline: false};
+  // One number, since a zero would meet the numbers of the matrix.
+  const norms = (side) => ({
+    ...bare,
+    domain: [0.86, 1],
+    rangemode: 'tozero',
+    tickvals: [roundBelow(Math.max(...block[`${side}_norms`]))],
+  });
   return {
     caption: `${group.label}, layer ${block.layer}`,
     said: block.said,
@@ -50,11 +57,17 @@ function matrixFigure({group, block}, width) {
       axis('row (query side)', {...bare, domain: [0, 0.84], range: [block.rows - 0.5, -0.5]}),
       {
         height: Math.min(440, width),
-        xaxis2: axis('', {...bare, domain: [0.86, 1], rangemode: 'tozero', nticks: 2, anchor: 'y'}),
-        yaxis2: axis('', {...bare, domain: [0.86, 1], rangemode: 'tozero', nticks: 2, anchor: 'x'}),
+        xaxis2: axis('', {...norms('row'), anchor: 'y'}),
+        yaxis2: axis('', {...norms('column'), anchor: 'x'}),
       },
     ),
   };
+}
+
+/** The largest of 1, 2 and 5 times a power of ten that is at most a number. */
+function roundBelow(number) {
+  const power = 10 ** Math.floor(Math.log10(number));
+  return power * ([5, 2].find((factor) => factor * power <= number) ?? 1);
 }
 
 /** Norms along one side of the matrix, and its outliers. */

@@ -35,6 +35,7 @@ from wqk.reporting.summary import (
     placements,
     points,
     provenance,
+    short_names,
     summary_table,
 )
 from wqk.scanning.surveys.surveying import survey_table
@@ -315,7 +316,9 @@ def feeding_section(tables: Sequence[Table]) -> str:
     """Return a picture and a table for each table of `wqk.compose`, as HTML; empty without one."""
     if not tables:
         return ""
-    parts = "".join(_part(table.frame) for table in tables)
+    checkpoints = [table.frame["checkpoint"][0] for table in tables if table.frame.height]
+    names = short_names(list(dict.fromkeys(checkpoints)))
+    parts = "".join(_part(table.frame, names) for table in tables)
     return (
         f'<section id="feeding"><h2>Heads that feed heads</h2>{parts}<p class="caption">The pairs '
         "whose composition exceeds chance most: the later head reads what the earlier one writes, "
@@ -326,12 +329,13 @@ def feeding_section(tables: Sequence[Table]) -> str:
     )
 
 
-def _part(frame: pl.DataFrame) -> str:
+def _part(frame: pl.DataFrame, names: Mapping[str, str]) -> str:
     if frame.filter(pl.col("excess") > 0).is_empty():
         return "<p>No pair of heads has a score above chance.</p>"
     sheet = pairs_sheet(strongest_pairs(frame, ROWS))
+    checkpoint = frame["checkpoint"][0]
     return (
-        f"<h3>{escape(label(frame['checkpoint'][0]))}</h3>"
+        f'<h3 title="{escape(checkpoint)}">{escape(names[checkpoint])}</h3>'
         f"{_wide('Arcs', as_image(composition_arcs(frame, ARCS), 'The strongest pairs'))}"
         "<details><summary>The strongest pairs, in numbers</summary>"
         f"{_wide('Pairs of heads', sheet.html())}</details>"
