@@ -66,22 +66,45 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
     """
     if gradient.attention.plan.kind != "self":
         raise TheoryError("only in self-attention does a pair of tokens meet both ways")
-    beta, x = gradient.beta.astype(np.float64), gradient.query_input.astype(np.float64)
-    tokens = beta.shape[-1]
-    turn = np.arange(tokens)
+    beta = gradient.beta.astype(np.float64)  # (B, H, N, N)
+    x = gradient.query_input.astype(np.float64)  # (B, N, D)
     predicted = np.tile(predicted, (len(x) // len(predicted), 1))
-    in_turn = np.arange(len(x))[:, None] % tokens == turn
-    if len(x) % tokens or (predicted != in_turn).any():
-        squares = (x**2).sum(axis=-1)
-        overlap = squares[:, :, None] * squares[:, None, :]
-        return Pairs(beta, overlap, (x @ x.swapaxes(-1, -2)) ** 2, predicted)
-    x = x.reshape(-1, tokens, tokens, x.shape[-1])  # (B, pass, N, D)
-    beta = beta.reshape(len(x), tokens, -1, tokens, tokens)[:, turn, :, turn]  # (N, B, H, N)
+    if _each_in_turn(predicted):
+        return _pairs_of_turns(beta, x)
+    squares = (x**2).sum(axis=-1)
+    overlap = squares[:, :, None] * squares[:, None, :]
+    cross = (x @ x.swapaxes(-1, -2)) ** 2
+    return Pairs(beta, overlap, cross, predicted)
+
+
+def _each_in_turn(predicted: Bool[Array, "batch tokens"]) -> bool:
+    """Return whether every N examples predict their N tokens in turn, one in each example."""
+    examples, tokens = predicted.shape
+    if examples % tokens:
+        return False
+    in_turn = np.tile(np.eye(tokens, dtype=bool), (examples // tokens, 1))
+    return np.array_equal(predicted, in_turn)
+
+
+def _pairs_of_turns(
+    beta: Float[Array, "examples heads tokens tokens"], x: Float[Array, "examples tokens dim"]
+) -> Pairs:
+    """Return the pairs of blocks whose N tokens are predicted in turn, in N passes."""
+    tokens, width = x.shape[1:]
+    heads = beta.shape[1]
+    turn = np.arange(tokens)
+    x = x.reshape(-1, tokens, tokens, width)  # (B, pass, N, D)
+    beta = beta.reshape(len(x), tokens, heads, tokens, tokens)
+    beta_when_predicted = beta[:, turn, :, turn]  # (N, B, H, N): of token i in pass i
     input_when_predicted = x[:, turn, turn]  # x_i in the pass that predicts it
-    overlap = np.einsum("bid,bjid->bij", input_when_predicted, x)  # x_i · x'_i
-    overlap = overlap * overlap.swapaxes(-1, -2)
+    own_overlap = np.einsum("bid,bjid->bij", input_when_predicted, x)  # x_i · x'_i
     cross = np.einsum("bid,bijd->bij", input_when_predicted, x) ** 2
-    return Pairs(beta.transpose(1, 2, 0, 3), overlap, cross, np.ones(x.shape[:2], bool))
+    return Pairs(
+        beta=beta_when_predicted.transpose(1, 2, 0, 3),
+        overlap=own_overlap * own_overlap.swapaxes(-1, -2),
+        cross=cross,
+        predicted=np.ones(x.shape[:2], bool),
+    )
 
 
 def correlation(pairs: Pairs) -> dict[str, float]:
