@@ -111,11 +111,11 @@ NEAR = 8
 
 
 def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
-    """Move the labels of points so that they overlap no marker, error bar, edge or other label.
+    """Move the labels of points off all markers, error bars, horizontal lines, edges and labels.
 
     Call it last, since the layout decides where points are. If every offset overlaps something, an
-    error bar is preferred to a marker, and a marker to another label or an edge. A label that had
-    to move far has a line to its point.
+    error bar or a line is preferred to a marker, and a marker to another label or an edge. A label
+    that had to move far has a line to its point.
     """
     from matplotlib.transforms import Bbox
 
@@ -128,6 +128,11 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
         for segment in getattr(bars, "get_segments", list)()
         if len(ends := axis.transData.transform(segment))
     ]
+    for line in axis.lines:
+        heights = np.asarray(line.get_ydata(), dtype=float)
+        if len(heights) == 2 and heights[0] == heights[1]:  # a line of `axhline`
+            _, y = axis.transData.transform((1, heights[0]))
+            bars.append(Bbox.from_extents(axis.bbox.x0, y, axis.bbox.x1, y))
     placed: list[Bbox] = []
 
     def overlap(box: Bbox) -> int:

@@ -132,6 +132,11 @@ def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     )
 
 
+def has_seeds(curves: pl.DataFrame) -> bool:
+    """Return whether any point of the curves has a range over seeds, which is drawn as a band."""
+    return curves.filter(pl.col("low") < pl.col("high")).height > 0
+
+
 def _not_empty(curves: pl.DataFrame, runs: Sequence[Run], contents: str) -> pl.DataFrame:
     if curves.is_empty():
         names = ", ".join(run.name for run in runs)

@@ -102,7 +102,7 @@ def loss_by_scale(rows: pl.DataFrame) -> Figure:
     lettered(axes[0], "ab")
     axes[0, 0].legend()
     symbols = "Thin: one seed; thick: means over all seeds"
-    if level is not None:
+    if level is not None and rows["first_below"].null_count():
         symbols += "; triangle: not below the level by then"
     note(figure, f"{symbols}.")
     return figure

@@ -12,7 +12,7 @@ from wqk.errors import RunError
 from wqk.reporting.pictures import CurveEnd, draw_curve, heading, note
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
-from wqk_lab.figures.curves import SCORES, of_cells, score_curves
+from wqk_lab.figures.curves import SCORES, has_seeds, of_cells, score_curves
 from wqk_lab.figures.followed import followed_groups, only_followed
 from wqk_lab.runs.groups import ModeGroup, modes, one, pairs
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LINES = {"encoder": "-", "decoder": "--"}
 
 MEDIAN_BANDS = "Medians over layers; bands reach from quartile to quartile."
-LAYER_BANDS = "The numbers are layers, light to dark; bands span the seeds."
+LAYER_NUMBERS = "The numbers are layers, light to dark"
 
 
 def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
@@ -72,7 +72,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     label_steps(axes)
-    note(figure, f"Left: {MEDIAN_BANDS.lower()} Right: {LAYER_BANDS.lower()}")
+    note(figure, f"Left: {MEDIAN_BANDS.lower()} Right: {_layer_note(curves).lower()}")
     return figure
 
 
@@ -117,7 +117,7 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
             axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
         heading(row[0], group["comparison"][0])
     label_steps(axes)
-    note(figure, LAYER_BANDS)
+    note(figure, _layer_note(curves))
     return figure
 
 
@@ -139,6 +139,12 @@ def _draw_layers(
         draw_layers(axis, curves.filter(mode=mode), STACK_COLORS[mode], linestyle=LINES[mode])
         for axis, mode in zip(axes, modes, strict=True)
     ]
+
+
+def _layer_note(curves: pl.DataFrame) -> str:
+    """Explain the curves of layers, and their bands if any are drawn."""
+    layers = curves.filter(pl.col("layer").is_not_null())
+    return f"{LAYER_NUMBERS}; bands span the seeds." if has_seeds(layers) else f"{LAYER_NUMBERS}."
 
 
 def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[CurveEnd]:

@@ -14,7 +14,7 @@ from wqk._style import GRAY, OLIVE, PAPER_WIDTH, SAND, TEAL, VIOLET, WINE, new_f
 from wqk.reporting.pictures import draw_curve, note, panel_grid
 from wqk.tables.run import Run
 from wqk_lab.figures.by_layer import draw_layers, finish_row, label_steps, lettered
-from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves
+from wqk_lab.figures.curves import has_seeds, loss_curves, loss_differences, of_cells, score_curves
 from wqk_lab.figures.followed import only_followed, titles_of_runs
 from wqk_lab.runs.groups import starts
 
@@ -130,11 +130,10 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
         finish_row(below[first:][:columns], "symmetry", ends[first:])
     label_steps([[*above, *below]])
     lettered((*above[:-1], below[0]), "abc")
-    note(
-        figure,
-        "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "
-        "numbers are layers, from light (0) to dark.",
-    )
+    bands = "Bands: the quartiles over layers."
+    if has_seeds(curves):
+        bands = "Bands: the range over seeds; of the median symmetry, the quartiles over layers."
+    note(figure, f"{bands} The numbers are layers, from light (0) to dark.")
     return figure
 
 
@@ -148,7 +147,7 @@ def losses_and_differences(curves: pl.DataFrame) -> Figure:
     differences = curves.filter(quantity="loss_difference")
     _draw_starts(axes[1], differences, looks, ("low", "high"))
     _from_settled(axes[1], differences)
-    finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
+    finish_row([axes[1]], f"difference from {next(iter(looks))} (nats)")
     label_steps([[*axes]])
     _add_legend(figure, axes[0])
     note(figure, "Bands: the range over seeds. Both panels show the seeds that have a partner.")

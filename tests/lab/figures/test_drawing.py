@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from tests.lab.figures.making import make_run, row, table
 
 import wqk
@@ -245,10 +246,22 @@ def test_both_panels_of_losses_show_the_seeds_that_have_a_partner(tmp_path: Path
     assert set(counts["runs"]) == {2}
 
 
-def test_names_of_models_cover_neither_each_other_nor_an_edge() -> None:
-    figure = draw("fig2", Sources())
+@pytest.mark.parametrize("name", ["fig2", "s2"])
+def test_names_of_models_cover_neither_each_other_nor_a_line_nor_an_edge(name: str) -> None:
+    figure = draw(name, Sources())
     for axis in figure.axes[:2]:
         boxes = [text.get_window_extent() for text in axis.texts if len(text.get_text()) > 1]
         assert len(boxes) > 3
         assert not any(box.overlaps(other_box) for box, other_box in combinations(boxes, 2))
         assert all(axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1 for box in boxes)
+        _, zero = axis.transData.transform((1, 0))
+        assert not any(box.y0 < zero < box.y1 for box in boxes)
+
+
+@pytest.mark.parametrize("name", ["fig3", "s4", "s5"])
+def test_a_note_explains_the_bands_that_are_drawn(name: str) -> None:
+    """The paper's own runs have one seed each."""
+    figure = draw(name, Sources())
+    notes = " ".join(text.get_text() for text in figure.findobj(Text))
+    assert "layers" in notes
+    assert "seeds" not in notes

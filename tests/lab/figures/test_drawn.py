@@ -208,7 +208,7 @@ def test_curves_and_bands_of_training_are_the_numbers(
             {
                 *(
                     "held-out loss (nats)",
-                    "difference to random (nats)",
+                    "difference from random (nats)",
                     "skew penalty 0.1, 2 runs",
                 ),
                 *("random, 2 runs", "symmetric, 2 runs"),
@@ -225,8 +225,8 @@ def test_panels_of_training_have_their_names(
     if name == "s5":  # the first panel of the layers has the label of its row
         labels = [axis.get_ylabel() for axis in figure_of(name).axes]
         assert labels[1:] == ["median symmetry", "gap between layers", "symmetry", ""]
-    notes = [text for text in written if "ands" in text and text.endswith(".")]
-    assert len(notes) == 1  # what a band is
+    notes = [text for text in written if text.endswith(".")]
+    assert len(notes) == 1  # what a band or a number is
 
 
 def test_scores_of_a_row_share_their_scale(figure_of: Callable[[str], Figure]) -> None:
