@@ -197,3 +197,26 @@ def test_without_matplotlib_no_picture_is_promised(monkeypatch, tmp_path):
     message = refuse("same", ENCODER, ENCODER, "--picture", tmp_path / "p.png")
     assert "needs matplotlib: pip install '.[report]'" in message
     assert wqk.scan(ENCODER)._repr_html_().count("<table")
+
+
+def test_a_command_that_read_a_bucket_ends_without_the_interpreters_end() -> None:
+    """Threads of obstore's would abort the process there; what was registered still runs."""
+    code = """
+import atexit, sys
+import obstore
+class Last:
+    def __del__(self):
+        print("the interpreter ends")
+last = Last()
+atexit.register(print, "registered")
+sys.argv = ["wqk", "scan", "nowhere/at/all"]
+from wqk.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "registered\n")
+    assert done.stderr.startswith("wqk: nowhere/at/all: ")
+    without = subprocess.run(
+        [sys.executable, "-c", code.replace("import obstore", "")], capture_output=True, text=True
+    )
+    assert (without.returncode, "the interpreter ends" in without.stdout) == (2, True)
