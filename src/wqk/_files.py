@@ -77,6 +77,11 @@ def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
         raise OutputError(
             f"{path}: {reason}; got the ending {path.suffix!r}", path=path, reason=reason
         )
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise `OutputError` if no file of this name, whatever its ending, can be written."""
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; expected a file", path=path, reason="is a folder")
     if "\0" in path.name:

@@ -282,16 +282,18 @@ def demo_advice(checkpoint: str) -> str:
 
 
 def demo_reference_advice(reference: str) -> str:
-    """Return the end of a message on ``demo:NAME``, which only the command takes; else empty.
+    """Return the end of a message on ``demo:NAME``, a word of the command; else empty.
 
     Examples
     --------
     >>> demo_reference_advice("demo:encoder"), demo_reference_advice("bert")
-    ('; in Python, it is wqk.demo_model("encoder")', '')
+    ('; demo: is for the command line; the folder is wqk.demo_model("encoder")', '')
     """
     prefix, separator, name = reference.partition(":")
     is_demo = separator and prefix.lower() == "demo"
-    return f'; in Python, it is wqk.demo_model("{name}")' if is_demo else ""
+    if not is_demo:
+        return ""
+    return f'; demo: is for the command line; the folder is wqk.demo_model("{name}")'
 
 
 def public(

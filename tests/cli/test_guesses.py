@@ -133,6 +133,7 @@ def test_every_option_that_advice_names_exists() -> None:
         (["scan", ENCODER, "--top", "symmetry"], "a whole number, such as 10, got 'symmetry'"),
         (["scan", ENCODER, "--sort"], "--sort COLUMN: Largest values of a column first"),
         (["scan", ENCODER, "--where", "symmetry"], 'such as "symmetry > 0.5 and layer < 4"'),
+        (["scan", "-"], "cat LIST | xargs wqk scan"),
         (["docs"], "wqk COMMAND --help the options of one"),
         ([str(ENCODER)], f"did you mean wqk scan {ENCODER}?"),
         (["same", ENCODER, ENCODER, "--repair", "-o", "a"], "expected a path, got the option '-o'"),
@@ -655,3 +656,10 @@ def test_no_words_of_a_line_are_lost_or_stop_the_rewording(seed: int) -> None:
 def test_a_synonym_without_its_value_is_a_usage_error() -> None:
     message = run("show", "x", "--model", exits=2).stderr
     assert "Missing option '--layer'" in message
+
+
+def test_the_folder_of_a_survey_is_shown_by_a_report(tmp_path: Path) -> None:
+    wqk.scan(ENCODER, heads=False).write(tmp_path / "scores.parquet")
+    refused = run("scan", tmp_path, exits=2).stderr
+    assert "no weights here" in refused
+    assert "the folder contains scores, which wqk report shows" in refused

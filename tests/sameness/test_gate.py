@@ -42,6 +42,13 @@ def test_a_report_for_continuous_integration(folders: tuple[str, str]) -> None:
     assert "stored interleaved" in str(suite.find("testcase/failure").get("message"))
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_comparison(folders) -> None:
+    for verb in (("same", *folders), ("verify", folders[0])):
+        refused = run(*verb, "--junit", "no/report.xml", exits=2)
+        assert refused.stdout == ""
+        assert "there is no folder no" in refused.stderr
+
+
 def test_an_error_replaces_the_report_of_an_earlier_run(folders: tuple[str, str]) -> None:
     run("same", *folders, "--junit", "report.xml", exits=1)
     run("same", folders[0], "nowhere", "--junit", "report.xml", exits=2)

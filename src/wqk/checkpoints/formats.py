@@ -359,6 +359,10 @@ def unread_format(name: str) -> str | None:
     return next((f"{record['is']}; {record['remedy']}" for record in matching), None)
 
 
+# Tables in the folders of surveys, watches and callbacks.
+TABLES_OF_FOLDERS = {"scores.parquet", "scores.jsonl"}
+
+
 @cache
 def _unread_formats() -> list[dict[str, str]]:
     text = resources.files("wqk.checkpoints").joinpath("formats.toml").read_text("utf-8")
@@ -386,9 +390,12 @@ def no_weights(folder: Folder) -> CheckpointError:
             "or in Python with subfolder="
         )
     listed = _shortened_list(names, most=5) or "no files"
+    advice = "choose another folder"
+    if not TABLES_OF_FOLDERS.isdisjoint(names):
+        advice = "the folder contains scores, which wqk report shows"
     return CheckpointError(
         "no weights here; expected model.safetensors, model.safetensors.index.json or "
-        f"pytorch_model.bin, got {listed}; choose another folder"
+        f"pytorch_model.bin, got {listed}; {advice}"
     )
 
 
@@ -813,9 +820,11 @@ def open_local(path: Path) -> Checkpoint:
 
 
 def table_advice(path: Path) -> str:
-    """Return the end of a message on a file with the ending of a table: the call that reads it."""
+    """Return the end of a message on a file with the ending of a table: calls that read it."""
     is_table = path.suffix in (".csv", ".json", ".jsonl", ".parquet")
-    return f"; wqk.read_table({str(path)!r}) reads a table of scores" if is_table else ""
+    if not is_table:
+        return ""
+    return f"; wqk.read_table({str(path)!r}) reads a table of scores, and wqk report shows it"
 
 
 def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:

@@ -68,6 +68,13 @@ class ReferenceType(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check what was typed: a number is meant for an option before it, which takes none."""
         value = expand_demo(value)
+        if value == "-":
+            self.fail(
+                "- is no checkpoint; names on standard input become arguments by xargs: "
+                "cat LIST | xargs wqk scan",
+                param,
+                ctx,
+            )
         if value in DEMO_NAMES and not Path(value).exists():
             self.fail(
                 f"{value}: there is no such file or folder; the package's own models are "

@@ -329,10 +329,11 @@ class Verb:
 
     def _reported(self, models: Sequence[str], options: dict[str, Any], junit: Path) -> Any:
         """Call the function, and write its result, or its error, as JUnit's XML."""
-        from wqk._files import write_atomically
+        from wqk._files import check_writable, write_atomically
         from wqk._junit import Case, junit_report
         from wqk.errors import WqkError
 
+        check_writable(junit)
         name = self.function.partition(":")[2]
         suite = " = ".join(str(options[model]) for model in models)
         try:

@@ -280,7 +280,7 @@ def same(
       wqk same meta-llama/Llama-3.2-1B model-Q8_0.gguf --layers 0,-1
       wqk same parent ./merged --merged-with other-parent --all
     """
-    from wqk._files import write_atomically
+    from wqk._files import check_writable, write_atomically
     from wqk._style import check_picture, save_figure
     from wqk.cli import display
     from wqk.errors import OutputError, WqkError
@@ -295,6 +295,8 @@ def same(
     ending, out = display.result_output(as_csv, out, as_json)
     if picture:
         check_picture(picture)
+    if junit:
+        check_writable(junit)
 
     try:
         with display.bar("comparing", display.blocks_progress) as show_progress:
