@@ -10,6 +10,7 @@ import pytest
 from tests.command import run
 
 import wqk
+from wqk.reporting.pictures import composition_arcs
 from wqk.reporting.report import ROWS, feeding_section
 
 MODEL = wqk.demo_model("induction")
@@ -41,6 +42,15 @@ def test_its_size_does_not_grow_with_the_table(table: wqk.CompositionTable):
         ]
     )
     assert len(feeding_section([wqk.CompositionTable(pairs)])) < 300_000
+
+
+def test_names_of_heads_are_read_over_arcs(table: wqk.CompositionTable):
+    texts = composition_arcs(table.frame).axes[0].texts
+    names = [text for text in texts if text.get_text()]
+    arcs = [text for text in texts if not text.get_text()]
+    assert len(names) >= 3
+    assert min(name.get_zorder() for name in names) > max(arc.get_zorder() for arc in arcs)
+    assert all(name.get_path_effects() for name in names)
 
 
 def test_pairs_by_chance_are_not_drawn(table: wqk.CompositionTable):

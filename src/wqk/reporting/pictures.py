@@ -542,7 +542,9 @@ def _draw_arcs(
 
 
 def _label_arcs(axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, int]) -> None:
-    """Write layer and number next to the heads of these pairs, once for each head."""
+    """Write layer and number next to the heads of these pairs, once for each head; over arcs."""
+    from matplotlib.patheffects import withStroke
+
     labeled: set[tuple[float, int]] = set()
     for row in pairs.iter_rows(named=True):
         for end, side, shift in (("writer", "right", -5), ("reader", "left", 5)):
@@ -557,6 +559,8 @@ def _label_arcs(axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, i
                     ha=side,
                     va="center",
                     fontsize=7,
+                    zorder=4,
+                    path_effects=[withStroke(linewidth=2, foreground="white")],
                 )
 
 
