@@ -77,8 +77,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests before tests are selected by their marks."""
+    """Mark the slow tests before tests are selected by their marks; the longest of them begin."""
     groups.mark(items)
+    if "not slow" not in config.option.markexpr:
+        items.sort(key=groups.begins_first, reverse=True)
     deselected = set(groups.left_out_of_campaign(items))
     if deselected:
         config.hook.pytest_deselected(items=[*deselected])

@@ -127,6 +127,15 @@ BY_TURNS = (
 )
 # Cases of these tests that take more than `MOST_SECONDS`, whatever the sizes: slow at every turn.
 HEAVY = ("depth-pro-0", "oneformer", "sapiens2")
+# The files whose slow tests take longest, a minute or more: they begin first, so that no worker
+# waits for another at the end.
+LONGEST = (
+    "tests/families/test_every_family.py",
+    "tests/test_printed_runs.py",
+    "tests/reporting/test_browser.py",
+    "tests/families/test_published.py",
+    "tests/live/test_distributed.py",
+)
 # The test that is repeated for settings, and the code that reads settings.
 OF_SETTINGS = "tests/families/test_published.py"
 READERS = "src/wqk/families"
@@ -153,6 +162,11 @@ def takes_turns(item: pytest.Item) -> bool:
 def case_of(item: pytest.Item) -> str:
     """Name of the case that a repeated test runs with: what its id has in brackets."""
     return item.nodeid.rpartition("[")[2].removesuffix("]")
+
+
+def begins_first(item: pytest.Item) -> bool:
+    """Return whether a test is in one of the files that take longest."""
+    return item.nodeid.startswith(LONGEST)
 
 
 def has_none(path: Path, marks: str) -> bool:

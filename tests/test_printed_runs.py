@@ -94,6 +94,8 @@ SMALLER = shlex.split(
     "--layers 1 --width 16 --heads 2 --intermediate 16 --steps 4 --block 32 --batch 8 --warmup 1 "
     "--held-out-blocks 2 --held-out-every 4 --score-every 2 --save-every 4 --log-every 2"
 )
+# Smaller, at the end of commands that test the theory.
+FEWER = ["--batches", "2", "--batch", "2"]
 STEPS = (100, 200, 400, 1000, 1600, 2000, 20_000, 100_000)
 # Of differences, and of models in a survey that could not be read.
 FAILS = {"same", "verify", "survey", "diff"}
@@ -261,6 +263,8 @@ def outcome(number: int, text: str) -> str:
         arguments.append("--help")
     if arguments[:2] == ["lab", "train"] and not {"--resume", "--help"} & {*arguments}:
         arguments += SMALLER[8 * ("--config" in arguments) :]
+    if arguments[:2] == ["lab", "theory"] and "--help" not in arguments:
+        arguments += FEWER
     if (
         arguments[:1] == ["lab"]
         and arguments[1] in ("train", "corpus")

@@ -15,17 +15,18 @@ import pytest
 from tests.families.architectures import ALL, FURTHER
 from tests.families.completeness import absent, omissions, other_in_memory, under_live_names
 from tests.families.proving import save
-from tests.families.test_derived import outcomes, recorded
+from tests.families.test_derived import outcomes
 from tests.families.test_published import FOUND
 from tests.families.test_rotations import HALVES_IN_MEMORY
 from tools.deriving.building import build
 from tools.deriving.probing import record_type
 from tools.deriving.proof import WEAK, faults
+from tools.deriving.records import RunRecord, read_record
 from tools.deriving.shrinking import small_file
 from tools.deriving.writing import BY_TABLE
 
 import wqk
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.families import AttentionRule, families, find_family, plan_attention
 
 PROVEN = tomllib.loads(Path(__file__).with_name("proven.toml").read_text(encoding="utf-8"))
@@ -78,9 +79,22 @@ def quickest() -> dict[str, str]:
     return type_by_family | QUICKER | BY_LAYERS
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the recorded models, each of which runs once for all tests of this file."""
+    return tmp_path_factory.mktemp("records")
+
+
+def recorded_once(model_type: str, records: Path) -> tuple[RunRecord, Checkpoint]:
+    folder = records / model_type
+    if not folder.exists():
+        record_type(model_type, folder)
+    return read_record(folder), open_checkpoint(folder)
+
+
 @pytest.mark.parametrize("name", quickest())
-def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> None:
-    record, checkpoint = recorded(quickest()[name], tmp_path / "model")
+def test_the_family_is_what_the_model_computes(name: str, records: Path) -> None:
+    record, checkpoint = recorded_once(quickest()[name], records)
     family = find_family(checkpoint)
     assert name in family.name.split(" + ")
     with np.errstate(all="ignore"):  # of what a model normalizes to nothing
@@ -139,7 +153,7 @@ def test_what_runs_is_read_as_its_file(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You'd better set embed_dim")
-def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
+def test_every_rule_is_that_of_a_proven_model_or_marked(records: Path, tmp_path: Path) -> None:
     """A family with several tables is not proven by a model that has one of them.
 
     What has no softmax is proven by `test_mixers.py`.
@@ -156,7 +170,8 @@ def test_every_rule_is_that_of_a_proven_model_or_marked(tmp_path: Path) -> None:
             record_type(config["model_type"], tmp_path / str(number), small_file(config))
             opened.append(wqk.open(tmp_path / str(number)))
     for name in several & set(quickest()):
-        opened.append(wqk.open(recorded(quickest()[name], tmp_path / f"quick-{name}")[1]))
+        _, checkpoint = recorded_once(quickest()[name], records)
+        opened.append(wqk.open(checkpoint))
     opened += [wqk.open(build(model_type, 0)[0]) for model_type in OTHER_IN_MEMORY]
     proven = {
         (name, _table(plan.rule))
