@@ -34,7 +34,7 @@ def main() -> None:
 def leave_at_once(status: int) -> NoReturn:
     """End the process without the interpreter's own end.
 
-    Threads of obstore's may still release Python objects. In an interpreter that is ending, that
+    Threads of obstore's may still release Python objects. In an interpreter that is ending, this
     aborts the process, with status 134 in place of the command's.
     """
     atexit._run_exitfuncs()
