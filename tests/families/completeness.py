@@ -20,6 +20,8 @@ from wqk.families import AttentionPlan, Family, find_family, plan_attention
 NAMED_BY_TENSORS = {"timesformer", "videoprism-vision-model"}
 # Their configurations do not say how many layers have tensors.
 UNCOUNTED = {"albert", "mask2former", "mobilevit"}
+# A switch of their configurations decides whether one layer or all have cross-attention.
+SWITCHED = {"blt-local-decoder", "blt-local-encoder"}
 # What configurations of pictures and of sounds mention.
 SIGNS = {
     "vision": "image|patch|pixel|video|vision|timm",
@@ -46,6 +48,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
         *_misnamed(checkpoint, plans),
         *_strays(checkpoint, family, plans),
         *_truncation(checkpoint, family, plans),
+        *_whole_stacks(checkpoint, plans),
         *misread(checkpoint, family),
     ]
 
@@ -192,6 +195,21 @@ def _truncation(
         except WqkError:
             continue
         yield f"{gone} may be missing"
+
+
+def _whole_stacks(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
+    """Attention that every layer has, though the family leaves room for layers without it."""
+    for (rule, stack), group in groupby(plans, key=lambda plan: (plan.rule, plan.stack)):
+        counted = list(group)
+        has_one_number = all(name.count("{") == 1 for name in (*rule.query, *rule.fused))
+        is_switched = not SWITCHED.isdisjoint(counted[0].family.split(" + "))
+        if rule.every_layer or not has_one_number or is_switched:
+            continue
+        layers = {plan.layer for plan in counted}
+        config = checkpoint.config.get(rule.config, checkpoint.config)
+        count = next((config[key] for key in rule.layers if key in config), None)
+        if len(layers) > 1 and layers == {*range(count or 0)}:
+            yield f"the {stack} has attention in each of its layers: every_layer is true"
 
 
 def _planned(

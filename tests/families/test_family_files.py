@@ -193,6 +193,59 @@ def test_stacks_are_called_as_their_tensors() -> None:
             assert not sees_all or rule.stack != "decoder" or "decoder" in names + family.name
 
 
+# Families whose cross-attention lies within an encoder: learned queries attend to a picture, and
+# prompts and pictures, or two pictures, to each other.
+CROSSING_ENCODERS = {
+    "blip-2-qformer",
+    "efficientloftr",
+    "idefics2-perceiver",
+    "instructblip-qformer",
+    "instructblipvideo-qformer",
+    "lightglue",
+    "perceiver",
+    "sam3-detr-encoder",
+    "sam3-geometry-encoder",
+}
+
+
+def test_encoders_see_all_tokens_unless_a_switch_masks_them() -> None:
+    """A mask that is always there makes a decoder; cross-attention lies in a decoder, too."""
+    crossing = set()
+    for family in families().values():
+        for rule in family.attention:
+            has_switch = bool(rule.causal_if or rule.causal_under)
+            if rule.kind == "self" and not rule.between and rule.stack in ("encoder", "decoder"):
+                assert has_switch <= (rule.stack == "encoder"), family.name
+                is_always_masked = rule.causal and not has_switch
+                assert is_always_masked <= (rule.stack == "decoder"), family.name
+            if rule.kind == "cross" and rule.stack == "encoder":
+                crossing.add(family.name)
+    assert crossing == CROSSING_ENCODERS
+
+
+# Both stacks are in one configuration.
+TEXT_AND_VISION = {"lxmert"}
+
+
+def test_vision_has_patches_and_text_has_a_vocabulary() -> None:
+    """Classes of configurations in `transformers` have the sizes of what a stack reads."""
+    transformers = pytest.importorskip("transformers")
+    sizes_of_pictures = {"image_size", "patch_size", "patch_embed_hidden_size"}
+    for family in families().values():
+        for rule in family.attention:
+            if rule.stack not in ("vision", "text") or family.name in TEXT_AND_VISION:
+                continue
+            types = {part_types(kind).get(rule.config, kind) for kind in family.model_types}
+            for kind in types & set(transformers.CONFIG_MAPPING):
+                settings = set(transformers.CONFIG_MAPPING[kind].__dataclass_fields__)
+                has_vocabulary = "vocab_size" in settings
+                has_pictures = not settings.isdisjoint(sizes_of_pictures)
+                is_text = rule.stack == "text"
+                assert (has_vocabulary, has_pictures) == (is_text, not is_text), (
+                    f"{family.name}: {kind} is called {rule.stack}"
+                )
+
+
 # Tensors that are in the modules of the queries, or in none of them.
 WITH_QUERIES = ("key", "value", "query_norm", "key_norm")
 # Of several spellings, these have as many as queries have.

@@ -374,3 +374,27 @@ def test_settings_of_nomic_bert_are_read_under_both_names(numbers: tuple[str, st
     for plan in plans:
         assert plan.rotary is not None
         np.testing.assert_allclose(plan.rotary.frequencies, [1.0, 500.0**-0.5])
+
+
+@pytest.mark.parametrize("side", ["Encoder", "Decoder"])
+@pytest.mark.parametrize("in_all_layers", [False, True])
+def test_blt_attends_to_patches_in_one_layer_or_in_all(
+    side: str, in_all_layers: bool, tmp_path: Path
+) -> None:
+    from transformers.models.blt import configuration_blt, modeling_blt
+
+    config = getattr(configuration_blt, f"BltLocal{side}Config")(
+        vocab_size=20,
+        hidden_size=32,
+        hidden_size_global=64,
+        intermediate_size=32,
+        num_attention_heads=4,
+        head_dim=8,
+        num_hidden_layers=3,
+        cross_attn_k=2,
+        cross_attn_all_layers=in_all_layers,
+    )
+    getattr(modeling_blt, f"BltLocal{side}")(config).save_pretrained(tmp_path)
+    plans = wqk.open(tmp_path).plans
+    layers = {kind: [p.layer for p in plans if p.kind == kind] for kind in ("self", "cross")}
+    assert layers == {"self": [0, 1, 2], "cross": [0, 1, 2] if in_all_layers else [0]}
