@@ -36,6 +36,10 @@ class FigureEntry:
     with_matrices: bool = False
 
 
+# Title of given runs next to the paper's, if a table does not name their corpus.
+UNNAMED_RUNS = "these runs"
+
+
 def _models(name: str, sources: Sources) -> pl.DataFrame:
     return model_sizes.model_rows(name, sources.scores)
 
@@ -47,9 +51,10 @@ def _pairs(name: str, sources: Sources) -> pl.DataFrame:
         _require_steps(name, sources)
         return published_pairs(name)
     curves_of_runs = dynamics.pair_curves(runs, name)
-    return (
-        pl.concat([curves_of_runs, published_pairs(name)]) if sources.published else curves_of_runs
-    )
+    if not sources.published:
+        return curves_of_runs
+    named = pl.col("comparison").replace("", UNNAMED_RUNS)
+    return pl.concat([curves_of_runs.with_columns(named), published_pairs(name)])
 
 
 def _starts(sources: Sources) -> pl.DataFrame:

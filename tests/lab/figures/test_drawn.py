@@ -25,7 +25,7 @@ from wqk.reporting.demo import demo_table
 from wqk.reporting.pictures import BAND, shades
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import published_training
-from wqk_lab.figures import FIGURES, Sources, draw, numbers
+from wqk_lab.figures import FIGURES, Sources, draw, numbers, read_sources
 from wqk_lab.figures.by_layer import (
     coupling_by_layer,
     draw_form,
@@ -255,6 +255,9 @@ def test_published_runs_are_drawn_without_own_ones_and_below_them(two_texts: Sou
         assert set(published["comparison"]) == {f"published: {d}, 12-layer" for d in datasets}
     both = numbers("s3", Sources(two_texts.runs, published=True))
     assert both.equals(pl.concat([numbers("s3", two_texts), numbers("s3", Sources())]))
+    training = Path(__file__).parents[3] / "docs/results/make-train/training.csv"
+    of_table = numbers("s3", replace(read_sources(training), published=True))
+    assert of_table["comparison"][0] == "these runs"
     starts = numbers("s5", Sources()).group_by("start", "quantity").len().rows()
     assert {(start, quantity) for start, quantity, _ in starts} == {
         *(("random", name) for name in ("training_loss", "symmetry", "symmetry_gap")),
