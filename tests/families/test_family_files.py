@@ -179,12 +179,20 @@ def test_what_rules_say_has_its_reason() -> None:
 
 
 def test_stacks_are_called_as_their_tensors() -> None:
-    """Cross-attention of BERT's kin, which a switch brings, makes a decoder of what it is in."""
+    """The model types decide if no tensor is called encoder or decoder.
+
+    Cross-attention of BERT's kin, which a switch brings, makes a decoder of what it is in.
+    """
     for family in families().values():
         for rule in family.attention:
             names = "".join((*rule.query, *rule.fused)).replace("encoder_attn", "")
             crossing = "crossattention" in names and "qformer" not in family.name
-            stacks_of_names = {stack for stack in ("encoder", "decoder") if stack in names}
+            sources = [names] if re.search("(en|de)coder", names) else family.model_types
+            stacks_of_names = {
+                stack
+                for stack in ("encoder", "decoder")
+                if all(stack in source for source in sources)
+            }
             stacks_of_names = {"decoder"} if crossing else stacks_of_names
             if len(stacks_of_names) == 1 and ("crossattention" in names) == crossing:
                 wrong_stack = {"encoder": "decoder", "decoder": "encoder"}[stacks_of_names.pop()]
@@ -325,6 +333,7 @@ COMMON: dict[str, tuple[Callable[[AttentionRule], Any], set[str]]] = {
             "instructblipvideo-qformer",
             "lxmert",
             "mask2former",
+            "patchtst",
             "pegasus-x",
             "sam",
             "siglip",

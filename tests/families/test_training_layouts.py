@@ -254,6 +254,7 @@ def test_nanochat(prefix: str, version: str) -> None:
     x = RNG.standard_normal((N, width))
     for pattern in patterns:
         config = completed(tensors, numbers | pattern)
+        assert config["model_type"] == "nanochat"
         opened = wqk.open(StateDict(tensors | stray, config, "stand-in"))
         windows = [code.short + 1, code.short + 1, None, code.short + 1, None]
         assert [plan.window and str(plan.window) for plan in opened.plans] == [

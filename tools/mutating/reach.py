@@ -14,6 +14,8 @@ from pathlib import Path
 TESTS = Path("tests")
 FAMILIES = [
     "test_family_files",
+    "test_counted_keys",
+    "test_running",
     "test_plans",
     "test_older_files",
     "test_hybrids",
