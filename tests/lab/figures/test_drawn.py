@@ -265,6 +265,14 @@ def test_published_runs_are_drawn_without_own_ones_and_below_them(two_texts: Sou
     }
 
 
+@pytest.mark.parametrize(("modes", "columns"), [(["encoder"], 2), (["encoder", "decoder"], 3)])
+def test_figure_3_has_no_panels_of_a_model_that_is_not_there(modes, columns):
+    curves = numbers("fig3", Sources()).filter(pl.col("mode").is_in(modes))
+    figure = FIGURES["fig3"].draw(curves)
+    assert len(figure.axes) == 2 * columns
+    assert all(axis.lines for axis in figure.axes)
+
+
 def conversions(seeds: int) -> pl.DataFrame:
     """Runs on two texts from two parents, under two losses; columns as of `convert_rows`."""
     random = np.random.default_rng(seeds)

@@ -38,6 +38,12 @@ def test_a_field_that_older_runs_lack_does_not_part_them() -> None:
     assert len(cells([old, run(init_norm=1.0)])) == 2
 
 
+def test_runs_older_than_initializations_start_at_random() -> None:
+    old = {name: value for name, value in RECIPE.items() if name != "init"}
+    (cell,) = cells([Run(Path("old"), {"recipe": old, "corpus": {"folder": "/texts/wikipedia"}})])
+    assert cell.start == "random"
+
+
 def test_runs_on_other_texts_are_other_cells() -> None:
     runs = [run(), run(fingerprint="g")]
     assert len(cells(runs)) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,11 @@ def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:
         model, objective, _ = load_model(State("distilbert"), vocabulary_size=VOCABULARY)
     assert objective == "masked"
     assert model.get_input_embeddings().num_embeddings == VOCABULARY
+
+
+def test_a_bare_type_is_no_model_of_another_vocabulary(place: Path) -> None:
+    _, states = open_subjects("distilbert", place / "store", **SMALL)
+    assert isinstance(states, Iterator)  # no weights are drawn before the first is asked for
 
 
 def test_blocks_of_a_text_lie_side_by_side_from_where_the_seed_begins() -> None:

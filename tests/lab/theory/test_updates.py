@@ -22,6 +22,7 @@ from wqk_lab.theory.updates import (
     first_order,
     parameter_gradients,
     passed_on,
+    queries_and_keys_alone,
 )
 
 LAYOUTS = ("bert", "gpt2", "gptj", "llama", "phi3", "falcon-grouped", "bloom", "gemma2")
@@ -57,6 +58,18 @@ def test_a_step_of_gradient_descent_does_what_is_said(name: str) -> None:
 def test_gradients_have_to_be_there() -> None:
     with built("bert") as model, pytest.raises(CheckpointError, match=r"query\.weight"):
         parameter_gradients(model, wqk.open(open_checkpoint(model)).plans)
+
+
+def test_all_parameters_have_gradients_again_afterwards() -> None:
+    with built("bert") as model:
+        plans = wqk.open(open_checkpoint(model)).plans
+        frozen = next(model.parameters())
+        frozen.requires_grad_(False)
+        before = [parameter.requires_grad for parameter in model.parameters()]
+        with queries_and_keys_alone(model, plans):
+            inside = [parameter.requires_grad for parameter in model.parameters()]
+        assert sum(inside) == sum(len(plan.parts) for plan in plans)
+        assert [parameter.requires_grad for parameter in model.parameters()] == before
 
 
 @pytest.mark.parametrize("name", ["bert", "gptj"])
