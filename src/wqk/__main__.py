@@ -16,19 +16,24 @@ FAILED = 2
 
 
 def main() -> None:
-    """Run the ``wqk`` command."""
+    """Run the ``wqk`` command, and end the process with its exit status."""
+    status = status_of_command()
+    if "obstore" in sys.modules:
+        leave_at_once(status)
+    sys.exit(status)
+
+
+def status_of_command() -> int:
+    """Run the ``wqk`` command and return its exit status."""
     try:
         from wqk.cli.main import command, run
 
-        status = run(command)
+        return run(command)
     except SystemExit:
         raise
     except BaseException as error:
         report(error)
-        status = FAILED
-    if "obstore" in sys.modules:
-        leave_at_once(status)
-    sys.exit(status)
+        return FAILED
 
 
 def leave_at_once(status: int) -> NoReturn:

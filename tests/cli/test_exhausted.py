@@ -59,9 +59,7 @@ def test_an_error_that_nobody_catches_is_one_line_and_status_2(
         raise error
 
     monkeypatch.setattr(boundary, "run", fail)
-    with pytest.raises(SystemExit) as ended:
-        entry.main()
-    assert ended.value.code == 2
+    assert entry.status_of_command() == 2
     (written,) = capfd.readouterr().err.splitlines()
     assert written.startswith(line)
 
@@ -72,7 +70,5 @@ def test_an_error_while_an_error_is_reported_is_one_line_and_status_2(monkeypatc
 
     monkeypatch.setattr(boundary.Boundary, "described", fail)
     monkeypatch.setattr(sys, "argv", ["wqk", "scan", "no/such/model"])
-    with pytest.raises(SystemExit) as ended:
-        entry.main()
-    assert ended.value.code == 2
+    assert entry.status_of_command() == 2
     assert capfd.readouterr().err == "wqk: out of memory: give the process more memory\n"

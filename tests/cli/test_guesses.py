@@ -327,7 +327,7 @@ def test_rows_of_a_scan_are_chosen() -> None:
     message = run("scan", ENCODER, "--head", "9", exits=2).stderr
     assert "no head 9; heads are numbered from 0 to 3" in message
     message = run("scan", ENCODER, "--where", "symetry > 0", exits=2).stderr
-    assert 'unable to find column "symetry"' in message
+    assert "no column 'symetry'; did you mean 'symmetry'?" in message
     assert "no row has the condition" in run(*line[:3], "symmetry > 1").stdout
     assert json.loads(run(*line[:3], "symmetry > 1", "--json").stdout)["rows"] == []
 

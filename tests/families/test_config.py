@@ -9,6 +9,7 @@ import pytest
 from tests.stand_in import Module
 
 import wqk
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families.config import Config
 
@@ -137,3 +138,21 @@ def test_keys_of_a_part_that_its_model_ignores_are_not_read_and_told() -> None:
     config["rope_parameters"] = {"partial_rotary_factor": 0.5}
     notes = " ".join(wqk.explain(Module(LLAMA, config)).notes)
     assert all(f"{key} stands" in notes for key in ("sliding_window", "partial_rotary_factor"))
+
+
+def test_a_chosen_family_reads_the_keys_of_a_file_with_another_type() -> None:
+    """GPT-2's class has other names for some keys; those of the file still stand."""
+    config = {"num_attention_heads": 8, "num_hidden_layers": 5}
+    read = Config(config | {"model_type": "gpt2"})
+    assert read.get("num_attention_heads") == read.get("n_head") == 8
+    assert read.get("num_hidden_layers") == read.get("n_layer") == 5
+    tensors = {
+        f"model.layers.0.self_attn.{side}_proj.weight": np.ones((8, 8), np.float32) for side in "qk"
+    }
+    sizes = {"num_attention_heads": 4, "num_hidden_layers": 1, "hidden_size": 8}
+    tables = []
+    for model_type in ("llama", "gpt2"):
+        checkpoint = StateDict(tensors, sizes | {"model_type": model_type}, "made")
+        tables.append(wqk.scan(wqk.open(checkpoint, family="llama")))
+    llama, mistaken = (table.frame.drop("model_type") for table in tables)
+    assert llama.equals(mistaken)

@@ -529,10 +529,12 @@ def _part(config: Mapping[str, Any], nested: str) -> dict[str, Any] | None:
 
 
 def _with_known_names(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a configuration with the names that a type's class uses for its keys."""
-    renamed = {}
-    for key, value in config.items():
-        name = names.get(key, key)
-        has_both_names = name != key and name in config
-        renamed[key if has_both_names else name] = value
-    return renamed
+    """Return a configuration that has its keys also under the names of the type's class.
+
+    The keys of the file stay, because a family that a user chooses may read those.
+    """
+    named = dict(config)
+    for key, name in names.items():
+        if key in config:
+            named.setdefault(name, config[key])
+    return named

@@ -34,6 +34,7 @@ from wqk.errors import (
     unknown_attribute,
 )
 from wqk.tables.columns import COLUMNS, Column
+from wqk.tables.conditions import EXAMPLE, condition
 from wqk.tables.details import Details
 from wqk.tables.schema import (
     COLUMN_TYPES,
@@ -168,7 +169,7 @@ class Table(Shown):
         Raises
         ------
         TableError
-            A text is no condition on the table's columns.
+            A text is no condition, or the table has no column of a name.
 
         Examples
         --------
@@ -180,7 +181,7 @@ class Table(Shown):
         for name in values:
             self._require_column(name)
         conditions = [
-            condition(predicate) if isinstance(predicate, str) else predicate
+            condition(predicate, self.frame.columns) if isinstance(predicate, str) else predicate
             for predicate in predicates
         ]
         try:
@@ -190,7 +191,7 @@ class Table(Shown):
                 raise
             raise TableError(
                 f"{' and '.join(map(str, predicates))}: is no condition on this table "
-                f'({first_line(error)}); expected one such as "symmetry > 0.5 and layer < 4"'
+                f'({first_line(error)}); expected one such as "{EXAMPLE}"'
             ) from None
 
     def __getitem__(self, key: Any) -> Any:
@@ -614,35 +615,6 @@ class ScoreTable(Table):
         from wqk.tables.rendering import score_table
 
         return score_table(self, width)
-
-
-def condition(text: str) -> pl.Expr:
-    """Return the expression of a condition on a row, written as in SQL or in Python.
-
-    Raises
-    ------
-    TableError
-        The text is no such condition.
-
-    Examples
-    --------
-    >>> str(condition("layer == 2"))
-    '[(col("layer")) == (dyn int: 2)]'
-    """
-    try:
-        return pl.sql_expr(_in_sql(text))
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise TableError(
-            f'{text}: is no condition; expected one such as "symmetry > 0.5 and layer < 4" '
-            f"({first_line(error)})"
-        ) from None
-
-
-def _in_sql(text: str) -> str:
-    """Return a condition with the operators and quotation marks of SQL in place of Python's."""
-    for python, sql in {"==": "=", "&": " AND ", "|": " OR ", '"': "'"}.items():
-        text = text.replace(python, sql)
-    return text
 
 
 def _pair(key: Any) -> tuple[Any, ...]:
