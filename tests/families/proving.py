@@ -162,7 +162,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
     with double_precision(), torch.no_grad(), ExitStack() as stack:
-        model = load_model(folder, checkpoint, find_family(checkpoint), {})
+        model, _ = load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = wqk.open(open_checkpoint(model)).plans
         records = stack.enter_context(recording(model, plans, plans))
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -103,6 +104,39 @@ def test_a_wrong_form_is_wrong(llama: Path, query: str, key: str) -> None:
     shown = run("verify", llama, "--family", guess(llama, query, key), exits=1)
     assert "WRONG" in shown.stdout
     assert "do NOT give" in shown.stdout
+
+
+def test_the_printed_differences_are_those_of_the_result(llama: Path) -> None:
+    """A difference of probabilities is not one of products."""
+    wrong = guess(llama, "k_proj", "q_proj")
+    (block,) = json.loads(run("verify", llama, "--family", wrong, "--json", exits=1).stdout)[
+        "blocks"
+    ]
+    assert block["difference"] < block["form_difference"]
+    shown = run("verify", llama, "--family", wrong, exits=1).stdout
+    (row,) = [line for line in shown.splitlines() if "WRONG" in line]
+    assert f" {block['difference']:.1e} " in row
+    assert f" {block['form_difference']:.1e} " in row
+    assert "of products" in shown
+    assert "of products" not in run("verify", llama).stdout
+
+
+def test_weights_that_a_checkpoint_lacks_are_drawn_by_the_seed_and_counted(
+    llama: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "partial"
+    shutil.copytree(llama, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (embedding,) = [name for name in tensors if "embed_tokens" in name]
+    del tensors[embedding]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    first, second = (wqk.verify(folder) for _ in range(2))
+    assert first.drawn == (embedding.removeprefix("model."),)
+    assert first.blocks == second.blocks
+    assert wqk.verify(folder, seed=1).blocks != first.blocks
+    assert "1 weight of layers and embeddings" in " ".join(str(first).split())
+    assert wqk.verify(llama).drawn == ()
+    assert "drawn at random" not in str(wqk.verify(llama))
 
 
 def test_verify_writes_a_report_for_continuous_integration(llama: Path, tmp_path: Path) -> None:

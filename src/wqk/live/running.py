@@ -241,6 +241,7 @@ class ModelRun(NamedTuple):
 
     records: list[list[Application]]  # every application of the attention of each plan
     failures: list[str]  # parts of the model that could not be run, and why
+    drawn: tuple[str, ...] = ()  # weights of layers and embeddings that were drawn at random
 
 
 def run(
@@ -269,14 +270,16 @@ def run(
             "GGUF file is checked against its original: wqk same ORIGINAL FILE.gguf"
         )
     with required_by("running the model"):
-        import torch  # noqa: F401
+        import torch
         from transformers import AutoTokenizer
     checkpoint, plans, hub = stored.checkpoint, stored.plans, stored.hub
     family = stored.family_file
     known = load_family(family) if family else find_family(checkpoint)
     with quiet(), double_precision(), flattened(flat):
         try:
-            model = load_model(ref, checkpoint, known, hub, adapter)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model, drawn = load_model(ref, checkpoint, known, hub, adapter)
             if text is not None and tokens is None:
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
                 tokens = tokenizer(text)["input_ids"]
@@ -296,8 +299,11 @@ def run(
         except Exception as error:  # the model's own code may fail in any way
             reason = first_line(error)
             raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
-    return ModelRun(records, failures)
+    return ModelRun(records, failures, drawn)
 
+
+# Weights that an attention's input depends on, and not those of heads and poolers on top.
+IN_LAYERS = re.compile(r"\.\d+\.|embed")
 
 # Names of files of tokenizers, and the model types whose tokenizers have no files.
 TOKENIZER_FILE = re.compile(r"token|vocab|spiece|sentencepiece|bpe|merges|\.model$", re.IGNORECASE)
@@ -556,8 +562,11 @@ def load_model(
     family: Family,
     hub: Mapping[str, Any],
     adapter: Adapter | None = None,
-) -> Any:
+) -> tuple[Any, tuple[str, ...]]:
     """Return the model in float64, with observable attention; without its head if possible.
+
+    Also return the names of weights of layers and embeddings that the checkpoint lacks, which
+    transformers draws at random.
 
     Raises
     ------
@@ -581,7 +590,7 @@ def load_model(
     has_headless_class = type(config) in transformers.MODEL_MAPPING
     needs_head = family.runs_with_head or adapter or not has_headless_class
     class_name = (config.architectures or [""])[0] if needs_head else ""
-    model, _ = load_pretrained(
+    model, report = load_pretrained(
         getattr(transformers, class_name, AutoModel),
         **source,
         config=config,
@@ -591,7 +600,8 @@ def load_model(
     if adapter:
         model = _merged(model, ref, hub)
     # Parameters of some types are made in float32 by name, and stay so.
-    return model.eval().double()
+    drawn = tuple(sorted(name for name in report["missing_keys"] if IN_LAYERS.search(name)))
+    return model.eval().double(), drawn
 
 
 def _config_of(checkpoint: Checkpoint, family: Family, source: Mapping[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wqk._console import Result
+from wqk._console import Result, counted
 from wqk._junit import Case
 from wqk.attention import Block
 from wqk.checkpoints import Part, steps_of
@@ -174,6 +174,9 @@ class Verification(Result):
         Of the model's pass.
     rounded
         Buffers of a module in memory that are stored in half precision, such as tables of angles.
+    drawn
+        Weights of layers and embeddings that the checkpoint lacks; transformers draws them at
+        random. Attention is compared nevertheless, but its scores are not those of training.
     learned
         Scale, mask and window of the blocks of a guess that is right, as they were observed.
     family_file
@@ -189,6 +192,7 @@ class Verification(Result):
     failures: tuple[str, ...] = ()
     precision: str = "float64"
     rounded: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
     learned: Mapping[Place, Learned] = field(default_factory=dict)
     family_file: str = ""
 
@@ -256,34 +260,63 @@ class Verification(Result):
                 )
             yield Case(name, failure=f"{word}\n{sentence}")
 
-    def _shown(self, width: int) -> Iterator[Any]:
-        from rich.text import Text
+    def _table(self) -> Sheet:
+        """Return a row for each application of a block.
 
-        yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
-        headings = ("attention", "layer", "largest difference", "largest score", "ceiling", "")
+        Differences are of probabilities. Where these are not as the family says, there is a column
+        of differences of products, which depend on the form alone.
+        """
+        has_products = any(block.form_difference is not None for block in self.blocks)
+        differences = ["largest difference", *["of products"] * has_products]
+        headings = ("attention", "layer", *differences, "largest score", "ceiling", "")
         table = Sheet.of(*headings, text=["attention", ""])
         for block in self.blocks:
             layer = str(block.layer) + (f", use {block.application}" if block.application else "")
-            shown = block.difference if block.verdict == RIGHT else block.form_difference
-            difference = "–" if shown is None else f"{shown:.1e}"
+            cells: list[str | Cell] = [f"{block.stack} {block.kind}", layer]
+            cells.append(_difference(block.difference))
+            if has_products:
+                cells.append(_difference(block.form_difference))
             score, ceiling = block.largest_score, block.ceiling
             is_known = score is not None and math.isfinite(score)
-            largest = f"{score:.3g}" if is_known else "–"
+            cells.append(f"{score:.3g}" if is_known else "–")
             limit = Cell("–", "")
             if score and is_known and ceiling is not None:
                 limit = Cell(f"{ceiling:.3g}", f"× {ceiling / score:.1f}")
             word, _ = VERDICTS[block.verdict]
             if block.verdict == WRONG and block.has_other_heads:
                 word = f"{word}: {block.observed_heads} heads, not {block.heads}"
-            verdict = Cell(word, style="" if block.ok else "bold red")
-            attention = f"{block.stack} {block.kind}"
-            table.add(attention, layer, difference, largest, limit, verdict)
-        yield table
+            table.add(*cells, limit, Cell(word, style="" if block.ok else "bold red"))
+        return table
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
+        yield self._table()
+        if any(block.form_difference is not None for block in self.blocks):
+            yield Text(
+                "of products: products of queries and keys without positions, relative to the "
+                "largest product",
+                style="dim",
+            )
         if self.verdict in (NOT_COMPARED, FORM_RIGHT):
             yield from (Text(f"not measured: {failure}") for failure in self.failures)
         yield Text(f"\n{self.result}")
+        if self.drawn:
+            yield Text(
+                f"{counted(len(self.drawn), 'weight')} of layers and embeddings are not in "
+                f"the checkpoint, such as {self.drawn[0]}, and were drawn at random: the largest "
+                "scores are not those of the trained model"
+            )
         if self.family_file:
             yield Text(f"\nlearned, as a family file:\n\n{self.family_file}")
+
+
+def _difference(difference: float | None) -> str:
+    """Return a difference as text; an infinite one means that the weights fit no product."""
+    if difference is None:
+        return "–"
+    return f"{difference:.1e}" if math.isfinite(difference) else "no fit"
 
 
 @called_as("wqk.verify(model, batch), or wqk.verify(ref)")
@@ -448,13 +481,13 @@ def _compare(model: Model, run_model: Callable[[bool], ModelRun], tolerance: flo
     tolerance
         Largest difference that passes.
     """
-    records, failures = run_model(False)
+    records, failures, drawn = run_model(False)
     comparisons: list[tuple[VerifiedBlock, Learned | None]] = []
     for block, applications in zip(model, records, strict=True):
         comparisons += _compare_block(block, applications, tolerance)
     blocks = [block for block, _ in comparisons]
     if not all(block.verdict == RIGHT for block in blocks):
-        flat_records, _ = run_model(True)
+        flat_records = run_model(True).records
         differences: list[float | None] = []
         for block, applications in zip(model, flat_records, strict=True):
             differences += [form_difference(block, use) for use in _uses(applications)]
@@ -477,6 +510,7 @@ def _compare(model: Model, run_model: Callable[[bool], ModelRun], tolerance: flo
         family=model.family,
         blocks=tuple(blocks),
         failures=tuple(failures),
+        drawn=drawn,
         learned=learned,
         family_file=family_file(model, learned),
     )
