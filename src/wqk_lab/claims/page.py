@@ -132,6 +132,12 @@ def _number(value: float, form: str) -> str:
     return text.replace("0.", ".", 1) if abs(value) < 1 else text
 
 
+def _times(number: int, verdict: Verdict) -> str:
+    """Return a number of claims with their verdict, in the plural where it is a verb."""
+    plural = "hold" if verdict == "holds" else verdict
+    return f"{number} {verdict if number == 1 else plural}"
+
+
 @dataclass(frozen=True, repr=False)
 class ClaimsPage(Result):
     """The paper's claims with verdicts; see `claims`."""
@@ -140,9 +146,16 @@ class ClaimsPage(Result):
 
     @property
     def sentence(self) -> str:
-        """The number of claims with each verdict."""
+        """The number of claims with each verdict.
+
+        Examples
+        --------
+        >>> record = PaperClaim("N1", "", "", "")
+        >>> ClaimsPage((record, record)).sentence
+        'Of 2 claims of the paper: 2 no record.'
+        """
         verdicts = [claim.verdict for claim in self.claims]
-        counts = [f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts)]
+        counts = [_times(verdicts.count(v), v) for v in dict.fromkeys(verdicts)]
         return f"Of {len(verdicts)} claims of the paper: {', '.join(counts)}."
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:
