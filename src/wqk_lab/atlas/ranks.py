@@ -28,6 +28,7 @@ ATLAS_COLUMNS: dict[str, pl.DataType] = {
     **{f"{n}{side}": pl.Float64() for n in SCORES for side in ("", "_below", "_above")},
     "flags": pl.List(pl.String()),
     "sound": pl.Boolean(),
+    "printed": pl.Boolean(),
 }
 
 
@@ -77,8 +78,9 @@ def published() -> pl.DataFrame:
     polars.DataFrame
         ``source`` (``published``), ``name`` as printed, ``model`` (the checkpoint), medians over
         layers with their distances to the quartiles, to two decimals (directionality by excess),
-        ``flags`` (see `flags`), and ``sound``, false if a flag makes the row an artifact. The
-        directionality of GPT2-medium and Phi-2, which Table S3 lacks, is null.
+        ``flags`` (see `flags`), ``sound``, false if a flag makes the row an artifact, and
+        ``printed``, true for all rows of the tables. The directionality of GPT2-medium and Phi-2,
+        which Table S3 lacks, is null.
 
     Examples
     --------
@@ -86,12 +88,15 @@ def published() -> pl.DataFrame:
     >>> rows.height, rows.filter(~rows["sound"]).height
     (70, 19)
     """
+    computed = ("flags", "sound", "printed")
     rows = pl.read_csv(
         ATLAS_FOLDER / "published.csv",
         comment_prefix="#",
-        schema_overrides={k: v for k, v in ATLAS_COLUMNS.items() if k not in ("flags", "sound")},
+        schema_overrides={k: v for k, v in ATLAS_COLUMNS.items() if k not in computed},
     )
-    return with_flags(rows.with_columns(split_flags(), source=pl.lit("published")))
+    return with_flags(
+        rows.with_columns(split_flags(), source=pl.lit("published"), printed=pl.lit(True))
+    )
 
 
 def split_flags() -> pl.Expr:
@@ -132,7 +137,8 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     -------
     polars.DataFrame
         The columns of `published`; ``source`` is ``own``, ``name`` the last part of the
-        checkpoint's name with its revision and step, and ``flags`` the layers' statuses.
+        checkpoint's name with its revision and step, ``flags`` the layers' statuses, and
+        ``printed`` is false.
 
     Examples
     --------
@@ -156,6 +162,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
             source=pl.lit("own"),
             model="checkpoint",
             modality=pl.lit(None, pl.String()),
+            printed=pl.lit(False),
         )
     )
 

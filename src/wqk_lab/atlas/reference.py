@@ -81,6 +81,8 @@ def published_losses() -> pl.DataFrame:
 def drawn_models() -> pl.DataFrame:
     """Models that the paper shows in figures without printing their scores, as `published` rows.
 
+    Their column ``printed`` is false.
+
     Examples
     --------
     >>> rows = drawn_models()
@@ -111,6 +113,7 @@ def drawn_models() -> pl.DataFrame:
             pl.Series("name", map(last_part, rows["model"])),
             pl.Series("flags", [_flags(row) for row in rows.iter_rows(named=True)]),
             source=pl.lit("published"),
+            printed=pl.lit(False),
         )
     )
 

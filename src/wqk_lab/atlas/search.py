@@ -13,7 +13,7 @@ from wqk_lab.atlas.reference import drawn_models
 
 
 def all_published() -> pl.DataFrame:
-    """Return the printed rows, then those of models that are only in figures.
+    """Return the printed rows, then those of models that are only in figures, by ``printed``.
 
     Examples
     --------
@@ -69,5 +69,5 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
             name=name,
             close=similar,
         )
-    same = [column for column in ATLAS_COLUMNS if column not in ("name", "sound")]
+    same = [column for column in ATLAS_COLUMNS if column not in ("name", "sound", "printed")]
     return matching.unique(subset=same, keep="first", maintain_order=True)

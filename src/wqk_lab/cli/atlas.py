@@ -33,7 +33,8 @@ def atlas(model: str | None, as_json: bool, as_csv: bool, **choice: Any) -> None
     Scores of language models are those of Tables S2 and S3; scores of vision, audio and other
     models are medians over the published layers behind the figures. MODEL is a name from the
     tables or a Hub id, such as BERT-base, openai/whisper-tiny or openai-community/gpt2.
-    Rows with known problems carry flags. Where your own model stands among them says wqk scan.
+    Rows with known problems carry flags; the column printed of --csv and --json is true for rows
+    of the two tables. Where your own model stands among them says wqk scan.
 
     \b
     Examples:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from wqk._console import count
+from wqk._console import count, counted
 from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import flags
 from wqk_lab.atlas.ranks import marks, spread
@@ -18,12 +18,12 @@ SCORES = ("symmetry", "directionality")
 
 
 def listed(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
-    """One line for each row, and what the letters of their flags mean."""
-    rows = once(rows)
-    letters = marks(rows)
+    """Yield a table with a line for each model, and the meaning of the flags with their counts."""
+    lines = once(rows)
+    letters = marks(lines)
     text_columns = ("name", "checkpoint", "stack", "flags")
     table = Sheet.of(*text_columns[:3], *SCORES, "flags", text=text_columns)
-    for row in rows:
+    for row in lines:
         scores = (spread(row, score) for score in SCORES)
         cells = (row["name"], row["model"], row["stack"], *scores)
         flagged = " ".join(sorted(letters[flag] for flag in row["flags"]))
@@ -31,9 +31,34 @@ def listed(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
     yield table
     for name, letter in letters.items():
         artifact = "; an artifact" if flags()[name].artifact else ""
-        yield Text(f"{letter}: {flags()[name].title}{artifact}", style="dim")
+        counts = _rows_with(name, rows)
+        yield Text(f"{letter}: {flags()[name].title}{artifact} ({counts})", style="dim")
+    if len(lines) < len(rows):
+        yield Text(
+            f"{len(lines)} lines for {len(rows)} rows of CSV and JSON: printed names of one model "
+            "with the same numbers share a line.",
+            style="dim",
+        )
     note = "Medians over layers; directionality by excess. wqk lab atlas NAME explains flags."
     yield Text(note, style="dim")
+
+
+def _rows_with(flag: str, rows: Sequence[Row]) -> str:
+    """Return the number of rows with a flag, and how many of them the paper's tables print.
+
+    Examples
+    --------
+    >>> rows = [{"flags": ["fused-tensor"], "printed": printed} for printed in (True, False)]
+    >>> _rows_with("fused-tensor", rows), _rows_with("fused-tensor", rows[:1])
+    ('2 rows, 1 printed in Tables S2 and S3', '1 row, printed in Tables S2 and S3')
+    """
+    is_printed = [row["printed"] for row in rows if flag in row["flags"]]
+    counts = counted(len(is_printed), "row")
+    if all(is_printed):
+        return f"{counts}, printed in Tables S2 and S3"
+    if not any(is_printed):
+        return f"{counts}, not printed in a table"
+    return f"{counts}, {sum(is_printed)} printed in Tables S2 and S3"
 
 
 def once(rows: Sequence[Row]) -> list[dict[str, Any]]:

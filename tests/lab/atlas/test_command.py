@@ -53,6 +53,18 @@ def test_flags_are_marked_in_lists_and_explained_for_a_model() -> None:
     assert "key head h mod G instead of h // (H/G)" in shown
 
 
+def test_counts_of_flags_agree_between_the_list_and_csv() -> None:
+    listed = run("lab", "atlas", "--flagged", width=100).output
+    assert "wrong pairs of heads; an artifact (20 rows, 17 printed in Tables S2 and S3)" in listed
+    text = run("lab", "atlas", "--flagged", "--csv").stdout
+    rows = pl.read_csv(text.encode()).filter(pl.col("flags").str.contains("grouped-heads"))
+    assert (rows.height, rows["printed"].sum()) == (20, 17)
+    assert all_published()["printed"].to_list() == [True] * 70 + [False] * 128
+    everything = " ".join(run("lab", "atlas", width=100).output.split())
+    assert "188 lines for 198 rows of CSV and JSON" in everything
+    assert "share a line" not in listed
+
+
 def test_a_pipe_gets_plain_text() -> None:
     done = shell("wqk lab atlas | head -3")
     assert "\x1b" not in done.stdout
