@@ -140,6 +140,23 @@ def as_arrays(logits: Any) -> np.ndarray:
     return np.stack([np.stack(block) for block in logits.blocks.values()])
 
 
+def test_dropout_that_is_on_is_said() -> None:
+    network = gpt2()
+    batch = torch.arange(12)[None]
+    assert not wqk.logits(network.eval(), batch).has_dropout
+    assert "dropout" not in str(wqk.logits(network, batch))
+    measured = wqk.logits(network.train(), batch)
+    assert measured.has_dropout
+    assert measured.largest != wqk.logits(network, batch).largest
+    assert "another pass has other logits; model.eval() switches it off" in " ".join(
+        str(measured).split()
+    )
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert not wqk.logits(network, batch).has_dropout
+
+
 def test_tiles_and_kernels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama().double().train()
     meter = LogitMeter(model)

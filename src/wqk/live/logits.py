@@ -50,6 +50,8 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
     missing: Mapping[Place | str, str] = field(default_factory=dict)
     #: Blocks whose scores were observed, but not their logits.
     scores: Collection[Place | str] = ()
+    #: Whether dropout was on, so that another pass on the same batch has other logits.
+    has_dropout: bool = False
 
     @property
     def sentence(self) -> str:
@@ -95,7 +97,13 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         missing = {str(name): why for name, why in self.missing.items()}
         rows = [json_value(row) for row in self._rows()]
         scores = [str(name) for name in self.scores]
-        return {"sentence": self.sentence, "rows": rows, "missing": missing, "scores": scores}
+        return {
+            "sentence": self.sentence,
+            "rows": rows,
+            "missing": missing,
+            "scores": scores,
+            "has_dropout": self.has_dropout,
+        }
 
     def _shown(self, width: int) -> Iterator[Any]:
         yield self.sentence
@@ -111,6 +119,11 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
             yield sheet
         yield from (f"{name}: scores, no logits were observed" for name in self.scores)
         yield from (f"{name}: {why}" for name, why in self.missing.items())
+        if self.has_dropout:
+            yield (
+                "dropout was on, in training mode: another pass has other logits; model.eval() "
+                "switches it off"
+            )
 
     @property
     def largest(self) -> float:
@@ -193,7 +206,20 @@ def logits(
     silent = {plan.place for plan in meter.plans} - measured.blocks.keys() - measured.missing.keys()
     missing = dict(measured.missing)
     missing.update(dict.fromkeys(sorted(silent), "it did not run"))
-    return Logits(measured.blocks, missing, measured.scores)
+    return Logits(measured.blocks, missing, measured.scores, has_dropout(network))
+
+
+def has_dropout(network: Any) -> bool:
+    """Return whether a module has a layer of dropout that is on.
+
+    Dropout that code applies without a layer is not seen.
+    """
+    from torch.nn.modules.dropout import _DropoutNd
+
+    return any(
+        isinstance(module, _DropoutNd) and module.training and module.p > 0
+        for module in network.modules()
+    )
 
 
 def require_batch(batch: Any, function: str) -> None:
