@@ -288,6 +288,38 @@ def test_what_is_refused(folder, files, opened, message):
         open_checkpoint(folder / opened)
 
 
+@pytest.mark.parametrize(
+    ("present", "missing", "suggestion"),
+    [
+        ("mine", "later", ""),
+        ("original", "orignal", "original"),
+        ("original", "Original", "original"),
+        ("tiny.safetensors", "tniy.safetensors", "tiny.safetensors"),
+        ("later.txt", "later2", ""),  # no checkpoint has such a name
+        ("o", "zzzz", ""),
+    ],
+)
+def test_a_missing_path_suggests_checkpoints_of_similar_names_alone(
+    folder, present, missing, suggestion
+):
+    path = folder / present
+    if path.suffix:
+        path.touch()
+    else:
+        path.mkdir()
+    with pytest.raises(CheckpointError, match="no such file or folder") as caught:
+        open_checkpoint(folder / missing)
+    advice = f"did you mean '{folder / suggestion}'?" if suggestion else "check the path"
+    assert str(caught.value).endswith(f"; {advice}")
+
+
+def test_a_broken_link_does_not_suggest_itself(folder):
+    link = folder / "model.safetensors"
+    link.symlink_to(folder / "absent")
+    with pytest.raises(CheckpointError, match="no such file or folder; check the path"):
+        open_checkpoint(link)
+
+
 METHODS = ["AQLM", "SpQR", "quanto"]
 
 

@@ -156,20 +156,28 @@ def local_folder(folder: Path, opened: list[LocalFile] | None = None) -> Folder:
 
 
 def beside(path: Path) -> str:
-    """Return the end of a message on a missing path: a similar path next to it.
+    """Return the end of a message on a missing path: a folder or weight file of a similar name.
 
     Examples
     --------
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> (folder / "original").touch()
+    >>> (folder / "original").mkdir()
     >>> beside(folder / "orignal").replace(str(folder), "…")
     "; did you mean '…/original'?"
     """
+    similar: dict[str, str] = {}
     try:
-        return did_you_mean(str(path), map(str, islice(path.parent.iterdir(), 1000)))
+        with os.scandir(path.parent) as entries:
+            for entry in islice(entries, 1000):
+                is_weight_file = entry.name.endswith(ENDINGS) or format_of(entry.name)
+                # A broken link has the path's own name.
+                if entry.name != path.name and (entry.is_dir() or is_weight_file):
+                    similar[entry.name.lower()] = str(path.parent / entry.name)
     except (OSError, ValueError):
         return ""
+    # Only the names are compared: paths in one folder are similar, whatever their names.
+    return did_you_mean(path.name.lower(), (), similar)
 
 
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
