@@ -57,6 +57,25 @@ def test_bands_of_a_rotary_model_are_printed_at_each_distance(tmp_path: Path) ->
     assert all(share in shown for share in shares), shown
 
 
+def test_a_picture_of_several_distances_names_the_one_that_it_shows(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = small.save_model(tmp_path / "rotary", small.llama())
+    picture, table, curve = (tmp_path / name for name in ("a.svg", "my scores.csv", "b.svg"))
+    messages = run("scan", folder, "--distance", "2:4", "--picture", picture, "-o", table).stderr
+    line = f"picture: {picture}, at distance 2; over all distances: "
+    assert f"{line}wqk lab figure distances '{table}'\n" in messages
+    assert (
+        f"{line}wqk lab figure distances '{table}'\n"
+        in run("report", table, "--picture", picture).stderr
+    )
+    run("lab", "figure", "distances", table, "--out", curve)
+    assert curve.is_file()
+    without_table = run("scan", folder, "--distance", "0,5", "--picture", picture).stderr
+    assert "at distance 0; over all distances: wqk lab figure distances FILE" in without_table
+    assert f"picture: {picture}\n" in run("scan", folder, "--picture", picture).stderr
+    assert "wqk lab figure distances FILE" in " ".join(run("scan", "--help").stdout.split())
+
+
 def test_a_report_has_a_name_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wqk.scan(ENCODER).write("scores.parquet")

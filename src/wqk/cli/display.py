@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,22 @@ def say_traffic(checkpoint: Checkpoint) -> None:
         stored = sum(info.nbytes for info in checkpoint.tensors().values())
         remark = "" if fetched else "; all that was read was in the cache"
         say(f"{checkpoint.name}: fetched {size(fetched)} of {size(stored)}{remark}")
+
+
+def say_picture(picture: Path, table: ScoreTable, files: Sequence[Path] = ()) -> None:
+    """Report the file of a table's picture; of several distances, also the one that it shows.
+
+    ``files`` contain the table, if it was read or written.
+    """
+    distances = sorted(table.frame["distance"].drop_nulls().unique())
+    if len(distances) < 2:
+        say(f"picture: {picture}")
+        return
+    sources = shlex.join(map(str, files)) or "FILE, the file of --out"
+    say(
+        f"picture: {picture}, at distance {distances[0]}; over all distances: "
+        f"wqk lab figure distances {sources}"
+    )
 
 
 @contextmanager

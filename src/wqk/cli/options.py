@@ -238,7 +238,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": RANGES,
         "metavar": "N,N:M",
         "default": "0",
-        "help": "Relative distances, such as 0,1,8:64 (8 to 64; rotary models).",
+        "help": "Relative distances, such as 0,1,8:64 (8 to 64; rotary models); "
+        "wqk lab figure distances FILE draws the scores of --out FILE over them.",
     },
     "gamma": {
         "type": Number(min=0),

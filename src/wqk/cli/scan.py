@@ -251,7 +251,7 @@ def scan(
         display.say(f"{out}: {counted(len(joined), 'row')}")
     if picture:
         save_figure(joined.plot("heads" if heads and len(jobs) == 1 else None), picture)
-        display.say(f"picture: {picture}")
+        display.say_picture(picture, joined, [out] if out else [])
     if details and joined.details:
         joined.details.write(details)
         display.say(f"{details}: {counted(len(joined.details.blocks), 'layer')}")

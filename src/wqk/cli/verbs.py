@@ -510,10 +510,9 @@ def report(
                 f"{folders[0]}: a picture is drawn of score tables; expected the file of a table, "
                 "such as scores.parquet in the folder"
             )
-        save_figure(
-            join([table for table in tables if isinstance(table, ScoreTable)]).plot(), picture
-        )
-        display.say(f"picture: {picture}")
+        table = join([table for table in tables if isinstance(table, ScoreTable)])
+        save_figure(table.plot(), picture)
+        display.say_picture(picture, table, [source for source in sources if source.is_file()])
     if out:
         write_report(tables, out, details=details, compositions=pairs, title=title)
         display.say(f"report: {out}")
