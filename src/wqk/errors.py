@@ -533,8 +533,8 @@ def shown(value: Any) -> str:
     --------
     >>> shown("64"), shown(10**5000), shown([10**5000])
     ("'64'", 'a number of 16610 bits', 'a list that cannot be printed')
-    >>> shown([[[[1]]]]) == "[[[[...]]]]"
-    True
+    >>> shown([[[[1]]]]) == "[[[[...]]]]", len(shown("a" * 99))
+    (True, 39)
     """
     try:
         return shortened(_SHORT.repr(value), 40)

@@ -98,7 +98,9 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
     heads = [wqk.open(ENCODER)[0][h] for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
-    assert "tr" in wqk.show(ENCODER, layer=0, coupling=True).plot().axes[-1].get_ylabel()
+    matrix, color_scale = wqk.show(ENCODER, layer=0, coupling=True).plot().axes
+    assert "tr" in color_scale.get_ylabel()
+    assert matrix.get_xlabel() == "head b\n(printed: coupling × 100)"
 
 
 @pytest.fixture

@@ -173,6 +173,12 @@ MISTAKES = [
         "gate: rows in another order: in reverse order",
     ),
     Mistake(
+        "the entries of a norm in another order",
+        edit(r"post_attention", lambda w: w[::-1].copy()),
+        Kind.ROWS,
+        "post_attention_layernorm: entries in another order: in reverse order",
+    ),
+    Mistake(
         "feed-forward weights of the next layer",
         shift_layers,
         Kind.LAYER,
