@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tests import small
 from tests.command import refuse
 from tests.command import run as run_command
@@ -104,6 +104,7 @@ def test_one_table_of_what_single_scans_give(models: list[str], table_bytes: byt
     for model in sound[:3]:
         assert table.frame.filter(checkpoint=model).equals(wqk.scan(model).frame)
     assert table.metadata["gamma"] == 2.0
+    assert table.metadata["identical"] == [[models[3], models[11]]]
     truncated, unknown = table.metadata["failed"]
     assert (truncated["checkpoint"], unknown["checkpoint"]) == (models[7], models[13])
     assert "model.safetensors" in truncated["reason"]
@@ -250,6 +251,36 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     assert len(printed["rows"]) == 18 * LAYERS
     assert run("survey", *models[:2], "--dry-run").stdout.split() == models[:2]
     assert "medians over layers" in run("survey", models[0], "--out", str(tmp_path / "fine")).stdout
+
+
+def test_identical_checkpoints_are_reported_everywhere(models: list[str], tmp_path: Path):
+    out = tmp_path / "out"
+    refs = (models[3], models[4], models[11])
+    printed = run("survey", *refs, "--out", out, width=400)
+    note = "identical queries and keys: {} = {}"
+    assert note.format(models[3], models[11]) in printed.stdout.splitlines()
+    resumed = run("survey", *refs, "--csv", "--out", out)
+    assert note.format(models[3], models[11]) in resumed.stderr.splitlines()
+    assert "identical" not in resumed.stdout
+    for summary in ("summary.md", "summary.tex"):
+        assert note.format("m03", "m11") in (out / summary).read_text("utf-8")
+    pytest.importorskip("plotly")
+    page = wqk.write_report(out, tmp_path / "report.html").path.read_text("utf-8")
+    assert f"<li>{note.format('m03', 'm11')}.</li>" in page
+
+
+def test_checkpoints_without_a_form_are_not_called_identical(tmp_path: Path):
+    """Keys of zeros give the same scores whatever the queries are."""
+    folders = []
+    for seed in range(2):
+        folder = small.save_model(tmp_path / f"m{seed}", small.llama(layers=2, seed=seed))
+        tensors = load_file(folder / "model.safetensors")
+        zeros = {name: 0 * tensor for name, tensor in tensors.items() if "k_proj" in name}
+        save_file(tensors | zeros, folder / "model.safetensors")
+        folders.append(str(folder))
+    table = survey(folders, out=tmp_path / "out")
+    assert (table.frame["norm"] == 0).all()
+    assert table.metadata["identical"] == []
 
 
 # Interruptions
@@ -640,6 +671,7 @@ def test_steps_of_a_local_run(models: list[str], tmp_path: Path):
     assert "no revision or step matches 'epoch*'; it has 4: checkpoint-50" in str(problem.problem)
     table = survey(ref, out=tmp_path / "out", revisions=["step*"], heads=False)
     assert table.frame["step"].unique(maintain_order=True).to_list() == [200, 1000]
+    assert table.metadata["identical"] == [[f"{ref}/step200", f"{ref}/step1000"]]
 
 
 def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

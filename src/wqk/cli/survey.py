@@ -216,9 +216,9 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
 def _print(table: ScoreTable, out: Path, as_json: bool, ending: str) -> None:
     """Print the survey's results and failures."""
     from wqk.cli import display
-    from wqk.tables.rendering import overview
+    from wqk.tables.rendering import identical_models, overview
 
-    failed = table.metadata["failed"]
+    failed, identical = table.metadata["failed"], table.metadata["identical"]
     if as_json:
         display.print_json(table)
     elif ending:
@@ -226,6 +226,8 @@ def _print(table: ScoreTable, out: Path, as_json: bool, ending: str) -> None:
     elif len(table):
         lines = overview(table, display.output().width)
         display.output().print(*display.from_top(lines), sep="\n")
+    if identical and (as_json or ending):  # the overview has this note
+        display.say(identical_models(identical))
     for line in failed[:MOST_FAILURES]:
         title = line["checkpoint"]
         reason = line["reason"].removeprefix(f"{title}: ")  # most reasons begin with the name

@@ -294,13 +294,16 @@ def _setting(value: Any) -> str:
     --------
     >>> _setting({"measures": ["symmetry", "norm"], "heads": True, "options": [], "seed": None})
     'measures: symmetry; norm; heads: yes; options: none; seed: –'
+    >>> _setting([["a", "b"], ["c", "d"]])
+    'a, b; c, d'
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
         return "; ".join(f"{key}: {_setting(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
-        return "; ".join(map(_setting, value)) or "none"
+        groups = [item if isinstance(item, list) else [item] for item in value]
+        return "; ".join(", ".join(map(_setting, group)) for group in groups) or "none"
     return "–" if value is None else str(value)
 
 

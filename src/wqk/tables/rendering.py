@@ -333,6 +333,31 @@ def _notes(table: ScoreRows) -> Iterator[str]:
     unread = table.metadata.get("unread") or []
     yield from (f"not read, though named like attention: {name}" for name in unread)
     yield from table.metadata.get("notes") or []
+    if groups := table.metadata.get("identical"):
+        yield identical_models(groups)
+
+
+# Groups of identical models in one note, and names of one group.
+MOST_GROUPS, MOST_IDENTICAL = 4, 4
+
+
+def identical_models(groups: Sequence[Sequence[str]]) -> str:
+    """Return the note on groups of models whose queries and keys are identical.
+
+    Examples
+    --------
+    >>> identical_models([["a", "b"], ["c", "d", "e", "f", "g"]])
+    'identical queries and keys: a = b; c = d = e = f and 1 more'
+    """
+    phrases = []
+    for names in groups[:MOST_GROUPS]:
+        phrase = " = ".join(names[:MOST_IDENTICAL])
+        if len(names) > MOST_IDENTICAL:
+            phrase += f" and {len(names) - MOST_IDENTICAL} more"
+        phrases.append(phrase)
+    if len(groups) > MOST_GROUPS:
+        phrases.append(f"and {counted(len(groups) - MOST_GROUPS, 'more group')}")
+    return f"identical queries and keys: {'; '.join(phrases)}"
 
 
 def left_out(table: ScoreRows) -> Iterator[str]:

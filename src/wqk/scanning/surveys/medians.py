@@ -8,11 +8,38 @@ import polars as pl
 
 from wqk._console import csv_of_frame, number
 from wqk._files import write_atomically
-from wqk.tables.rendering import HEADLINE, label, titles
+from wqk.tables.rendering import HEADLINE, identical_models, label, title, titles
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Sheet
 
 QUARTILES = ("median", "q25", "q75")
+
+# Columns of numbers in which identical checkpoints may differ.
+OF_CHECKPOINT = ("step", "parameters")
+
+
+def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
+    """Return groups of checkpoints with identical queries and keys, by name and revision.
+
+    Queries and keys are identical if all sizes and scores are, in every row and to the last digit.
+    If all forms of a checkpoint are zero, the scores do not determine its queries and keys, and
+    the checkpoint is in no group.
+
+    Examples
+    --------
+    >>> rows = [{"checkpoint": name, "layer": 0, "norm": 2.0, "symmetry": 0.5} for name in "ab"]
+    >>> other = {"checkpoint": "c", "layer": 0, "norm": 2.0, "symmetry": 0.4}
+    >>> identical_checkpoints(ScoreTable.from_rows([*rows, other]).frame)
+    [['a', 'b']]
+    """
+    names_by_scores: dict[bytes, list[str]] = {}
+    for rows in frame.partition_by("checkpoint", "revision", maintain_order=True):
+        if (rows["norm"].fill_null(0).fill_nan(0) == 0).all():
+            continue
+        scores = rows.select(pl.selectors.numeric() - pl.selectors.by_name(*OF_CHECKPOINT))
+        digest = scores.hash_rows().to_numpy().tobytes()
+        names_by_scores.setdefault(digest, []).append(title(rows.row(0, named=True)))
+    return [names for names in names_by_scores.values() if len(names) > 1]
 
 
 def summary_frame(table: ScoreTable) -> pl.DataFrame:
@@ -41,6 +68,12 @@ def summary_sheet(table: ScoreTable) -> Sheet:
         *("model", "attention", "layers", *map(label, HEADLINE)), text=["model", "attention"]
     )
     sheet.caption = "medians over layers, with quartiles in brackets"
+    if identical := table.metadata.get("identical"):
+        models = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
+        rows = models.to_dicts()
+        short_names = dict(zip(map(title, rows), titles(rows), strict=True))
+        groups = [[short_names[name] for name in names] for names in identical]
+        sheet.caption += f"; {identical_models(groups)}"
     for row in summary_frame(table).iter_rows(named=True):
         cells = [row["model"], f"{row['stack']} {row['kind']}", str(row["layers"])]
         for score in HEADLINE:

@@ -38,7 +38,7 @@ from wqk.scanning.surveys.jobs import (
     run_job,
     run_on,
 )
-from wqk.scanning.surveys.medians import write_summary
+from wqk.scanning.surveys.medians import identical_checkpoints, write_summary
 from wqk.scanning.surveys.planning import MOST_JOBS, require_checkpoints, with_lists
 from wqk.storage.references import HubAccess, check_options
 from wqk.tables.schema import KEY, SCHEMA_VERSION
@@ -257,7 +257,8 @@ def survey(
     -------
     ScoreTable
         The table of ``scores.parquet``, in the order of the refs. Its metadata lists ``failed``
-        checkpoints with their reasons.
+        checkpoints with their reasons, and ``identical`` ones: groups of checkpoints whose queries
+        and keys are identical.
 
     Raises
     ------
@@ -395,6 +396,7 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
     }
     metadata |= joined.metadata
     metadata["failed"] = failed
+    metadata["identical"] = identical_checkpoints(joined.frame)
     table = ScoreTable(joined.frame.rechunk(), metadata)
     table.write(folder.scores)
     if len(table):
