@@ -24,7 +24,7 @@ import numpy as np
 
 from wqk._files import check_output, write_atomically
 from wqk._typing import FilePath
-from wqk.errors import Advising, TableError, WqkError
+from wqk.errors import DEMO_MODELS, Advising, TableError, WqkError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,6 +58,20 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Escape line feeds as well as control characters."""
     return printable(text).replace("\n", "\\n")
+
+
+def display_name(checkpoint: str) -> str:
+    """Return a checkpoint's name for headings: ``demo:NAME`` for a small model of the package.
+
+    Tables keep the path, which also works outside the command line.
+
+    Examples
+    --------
+    >>> display_name(str(DEMO_MODELS / "encoder")), display_name("/models/encoder")
+    ('demo:encoder', '/models/encoder')
+    """
+    path = Path(checkpoint)
+    return f"demo:{path.name}" if path.parent == DEMO_MODELS else checkpoint
 
 
 def size(count: float) -> str:

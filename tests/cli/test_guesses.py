@@ -157,6 +157,27 @@ def test_demo_models_have_names(name: str) -> None:
     assert f"demo:{name}" in run("scan", name, exits=2).stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scan", "demo:induction"],
+        ["scan", "demo:induction", "demo:encoder"],
+        ["scan", "demo:induction", "--out", "-.tex"],
+        ["scan", "demo:induction", "--out", "-.md"],
+        ["explain", "demo:induction"],
+        ["same", "demo:induction", "demo:induction"],
+        ["diff", "demo:induction", "demo:induction"],
+        ["kin", "demo:induction", "demo:induction"],
+        ["compose", "demo:induction"],
+        ["tokens", "demo:induction", "--layer", "1", "--head", "2"],
+    ],
+)
+def test_headings_have_the_names_of_demo_models(arguments: list[str]) -> None:
+    printed = run(*arguments).stdout
+    assert "demo:induction" in printed
+    assert "demo_models" not in printed
+
+
 def test_a_report_takes_a_demo_model_by_name(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     run("report", "demo:encoder", "-o", page)
@@ -260,9 +281,9 @@ def test_nothing_is_above_the_first_line(
     monkeypatch.chdir(tmp_path)
     for refs in ([ENCODER], [ENCODER, DECODER]):
         printed = run(*line, *refs, width=200).stdout
-        assert printed.startswith(("medians", str(ENCODER)))
+        assert printed.startswith(("medians", "demo:encoder"))
         if line[0] == "scan" and len(refs) == 2:
-            assert f"\n\n{DECODER}\n" in printed
+            assert "\n\ndemo:decoder\n" in printed
 
 
 def test_a_run_that_has_no_scores_is_scanned_for_a_report(tmp_path: Path) -> None:

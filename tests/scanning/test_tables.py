@@ -277,7 +277,7 @@ def test_latex_is_a_tabular_without_bare_specials(tmp_path):
     ScoreTable.from_rows(rows, {"gamma": 2.0}).write(tmp_path / "t.tex")
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     assert text.startswith(
-        "% needs \\usepackage{booktabs,amsmath}\n{circuit qk, distance 0, gamma 2"
+        "% needs \\usepackage{booktabs,amsmath}\n% circuit qk, distance 0, gamma 2"
     )
     assert "\\begin{tabular}{lrrrrrrr}\n" in text
     assert text.endswith("\\end{tabular}\n")

@@ -80,10 +80,19 @@ def test_marks_and_headings_across():
     assert "<sup>a</sup> Doubtful, 5 %." in markdown
     assert r"\multicolumn{2}{l}{\textbf{4 layers}} \\" in latex
     assert r"random\textsuperscript{a} & 2.5 (2.4 to 2.6) \\" in latex
-    assert r"Losses \& such." in latex
+    assert "% Losses & such." in latex.splitlines()
     assert r"5 \%" in latex
     assert 'colspan="2"' in page
     assert "<small>2.4 to 2.6</small>" in page
+
+
+def test_a_caption_is_not_printed_by_latex():
+    sheet = Sheet.of("loss")
+    sheet.caption = "Losses.\nOf two\rruns.\u2028See"
+    sheet.add("2.5")
+    above, tabular = sheet.latex().split(r"\begin{tabular}")
+    assert all(line.startswith("% ") for line in re.split(r"[\r\n\u2028]", above.strip()))
+    assert tabular.endswith("\\end{tabular}\n")
 
 
 def test_columns_that_one_can_do_without_are_left_out_where_lines_are_too_short():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from wqk._console import Result, number
+from wqk._console import Result, display_name, number
 from wqk._typing import Float
 from wqk.tables.sheet import Sheet
 
@@ -119,7 +119,9 @@ class TokenDirections(Result):
     def _shown(self, width: int) -> Iterator[Any]:
         """Yield a table with a line for each end of each direction."""
         head = f"{self.stack}, layer {self.layer}, head {self.head}, {self.circuit}"
-        yield Text.assemble((self.checkpoint, "bold"), f"\n{head}; {self.embeddings}\n")
+        yield Text.assemble(
+            (display_name(self.checkpoint), "bold"), f"\n{head}; {self.embeddings}\n"
+        )
         first, second = self.sides
         columns = (f"{first} tokens", f"{second} tokens")
         table = Sheet.of("", "σ", "share", "end", *columns, text=["end", *columns])

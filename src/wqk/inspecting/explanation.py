@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any
 
-from wqk._console import Result, kind_in_words, size, spans
+from wqk._console import Result, display_name, kind_in_words, size, spans
 from wqk.attention.factors import omissions
 from wqk.checkpoints import Checkpoint
 from wqk.families import Aspect, AttentionPlan
@@ -93,7 +93,7 @@ class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
         from rich.text import Text
 
         yield Text.assemble(
-            (self.checkpoint, "bold"),
+            (display_name(self.checkpoint), "bold"),
             f"\nmodel type {self.model_type or 'unknown'} → family {self.family}\n",
         )
         by_attention = groupby(self.uses, key=lambda use: (use.stack, use.kind, use.layers))

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 from rich.text import Text
 
-from wqk._console import Result, number
+from wqk._console import Result, display_name, number
 from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lacks_norm, omissions
@@ -135,7 +135,9 @@ class TokenMatches(Result):
         if self.circuit == "ov":
             head += f", written: {self.unembeddings}"
         norm = ", normalized" if self.normalized else ""
-        yield Text.assemble((self.checkpoint, "bold"), f"\n{head}; {self.embeddings}{norm}\n")
+        yield Text.assemble(
+            (display_name(self.checkpoint), "bold"), f"\n{head}; {self.embeddings}{norm}\n"
+        )
         ends = "attended → written" if self.circuit == "ov" else "query → key"
         columns = (f"largest: {ends}", f"smallest: {ends}")
         yield _side_by_side(

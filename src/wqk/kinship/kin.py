@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wqk._console import Result, counted, kind_in_words, number
+from wqk._console import Result, counted, display_name, kind_in_words, number
 from wqk._machine import one_blas_thread, usable_cores
 from wqk.attention import Block
 from wqk.attention.factors import FOLDED, lacks_norm
@@ -235,7 +235,8 @@ class Kinship(
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
 
-        yield Text.assemble((self.reference, "bold"), "  and  ", (self.candidate, "bold"))
+        reference, candidate = display_name(self.reference), display_name(self.candidate)
+        yield Text.assemble((reference, "bold"), "  and  ", (candidate, "bold"))
         yield _verdict(self)
         table = Sheet.of("renumbered", "p", "deviations", "", text=["renumbered", ""])
         for test in self.tests:

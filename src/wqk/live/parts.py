@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from wqk._console import Result, number
+from wqk._console import Result, display_name, number
 from wqk._style import current
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, FormError, called_as, required_by
@@ -177,7 +177,9 @@ class Parts(Result):
 
         about = self.settings
         text = f"{about['text']}: {about['blocks']} blocks of {about['tokens']} tokens"
-        yield Text.assemble((self.checkpoint, "bold"), f"\n{text}, predicts: {self.predicts}\n")
+        yield Text.assemble(
+            (display_name(self.checkpoint), "bold"), f"\n{text}, predicts: {self.predicts}\n"
+        )
         columns = ("stack", "layer", "head", "part", "loss", "share kept", "95 %")
         table = Sheet.of(*columns, text=("stack", "part", "95 %"))
         for row in self.shares.iter_rows(named=True):

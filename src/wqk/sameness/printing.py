@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from wqk._console import spans
+from wqk._console import display_name, spans
 from wqk.sameness.places_in_words import places_in_words
 from wqk.sameness.sentences import commented, outcome
 from wqk.tables.sheet import Sheet
@@ -26,7 +26,8 @@ FOOTNOTE = (
 
 def printed(comparison: Comparison) -> Iterator[Any]:
     """Yield the verdict, then each cause with its layers, the distances, and the repair."""
-    yield Text.assemble((comparison.reference, "bold"), "  and  ", (comparison.candidate, "bold"))
+    reference, candidate = display_name(comparison.reference), display_name(comparison.candidate)
+    yield Text.assemble((reference, "bold"), "  and  ", (candidate, "bold"))
     yield outcome(comparison, with_causes=False)
     for note in comparison.notes:
         yield Text(note, style="dim")

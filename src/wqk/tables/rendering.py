@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, kind_in_words, number, one_line
+from wqk._console import counted, display_name, kind_in_words, number, one_line
 from wqk._style import (
     BLUE,
     GRAY,
@@ -167,8 +167,9 @@ def _title(
 
 def title(row: Mapping[str, Any]) -> str:
     """Return the name of a row's checkpoint, with its revision."""
+    name = display_name(row["checkpoint"] or "unnamed")
     revision = f" @ {row['revision']}" if row["revision"] else ""
-    return one_line(f"{row['checkpoint'] or 'unnamed'}{revision}")
+    return one_line(f"{name}{revision}")
 
 
 def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
@@ -420,7 +421,10 @@ def side_by_side(table: ScoreRows) -> Iterator[Any]:
     for score in HEADLINE:
         lines = Sheet([sheet.SheetColumn("layer")])
         for name in names:
-            lines.columns += [sheet.SheetColumn(name), sheet.SheetColumn("", text=True)]
+            lines.columns += [
+                sheet.SheetColumn(display_name(name or "unnamed")),
+                sheet.SheetColumn("", text=True),
+            ]
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
             cells: list[Any] = []
@@ -446,7 +450,7 @@ def measured(
     index = ["checkpoint", "stack", "kind", "distance"]
     index = [name for name in index if table.frame[name].n_unique() > 1]
     index += ["layer", "head"] if table.frame["head"].is_not_null().any() else ["layer"]
-    yield Text(table.frame["checkpoint"][0], style="bold")
+    yield Text(display_name(table.frame["checkpoint"][0] or "unnamed"), style="bold")
     for names in columns_of_sheets:
         filled = [
             name

@@ -220,7 +220,11 @@ class Sheet:
         return "\n\n".join(filter(None, paragraphs)) + "\n"
 
     def latex(self) -> str:
-        """Return a booktabs tabular below its caption, and its footnotes as paragraphs."""
+        """Return a booktabs tabular, and its footnotes as paragraphs.
+
+        The caption becomes comments above the tabular: only the author of a manuscript knows which
+        caption its table needs.
+        """
         places = self._worded()
         body = []
         for row in self.rows:
@@ -236,8 +240,7 @@ class Sheet:
         alignment = "".join("l" if column.text else "r" for column in columns)
         headings = [column.latex or _in_latex(column.heading) for column in columns]
         lines = [r"% needs \usepackage{booktabs,amsmath}"]
-        if self.caption:
-            lines.append(rf"{{{_in_latex(self.caption)}\par}}")
+        lines += [f"% {line}" for line in self.caption.splitlines()]
         lines += [
             rf"\begin{{tabular}}{{{alignment}}}",
             r"  \toprule",

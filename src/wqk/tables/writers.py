@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
-from wqk._console import json_text, number, one_line, without_formulas
+from wqk._console import display_name, json_text, number, one_line, without_formulas
 from wqk.errors import TableError
 from wqk.tables import sheet
 from wqk.tables.columns import Column
@@ -126,7 +126,7 @@ def to_markdown(table: TableContent) -> bytes:
 
 
 def to_latex(table: TableContent) -> bytes:
-    """Every row as a tabular, below a description of the numbers."""
+    """Every row as a tabular, below comments that describe the numbers."""
     return as_sheet(table).latex().encode()
 
 
@@ -147,7 +147,7 @@ def as_sheet(table: TableContent) -> Sheet:
     caption = ", ".join(conditions(frame, table.metadata, every=True))
     checkpoints = frame["checkpoint"].drop_nulls().unique().to_list()
     if len(checkpoints) == 1:
-        caption = f"{one_line(checkpoints[0])}; {caption}"
+        caption = f"{one_line(display_name(checkpoints[0]))}; {caption}"
     lines = Sheet(columns, caption=caption)
     for row in frame.select(*context, *(column.name for column in shown)).iter_rows():
         lines.add(*(number(v) if isinstance(v, float | None) else str(v) for v in row))
