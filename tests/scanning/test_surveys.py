@@ -253,6 +253,19 @@ def test_the_command_reports_failures(models: list[str], tmp_path: Path):
     assert "medians over layers" in run("survey", models[0], "--out", str(tmp_path / "fine")).stdout
 
 
+def test_a_reason_of_an_earlier_run_is_printed_as_such(models: list[str], tmp_path: Path):
+    out, late, absent = tmp_path / "out", tmp_path / "late", tmp_path / "absent"
+    first = run("survey", models[0], late, "--out", out, exits=1).stderr
+    assert f"\nfailed: {late}: no such file or folder" in f"\n{first}"
+    shutil.copytree(models[1], late)
+    resumed = run("survey", models[0], late, absent, "--out", out, exits=1).stderr
+    assert f"\nfailed before: {late}: no such file or folder" in resumed
+    assert f"\nfailed: {absent}: no such file or folder" in resumed
+    assert "; 2 failed, --retry tries them again" in resumed
+    retried = run("survey", models[0], late, "--retry", "--out", out).stderr
+    assert "failed" not in retried
+
+
 def test_identical_checkpoints_are_reported_everywhere(models: list[str], tmp_path: Path):
     out = tmp_path / "out"
     refs = (models[3], models[4], models[11])

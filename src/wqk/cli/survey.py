@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,9 +117,11 @@ def survey(
     if picture:
         check_picture(picture)
     out, table_file = display.folder_and_file(out)
+    failed_before: set[str] = set()
     with display.bar("survey", survey_progress) as show_progress:
 
         def on_progress(done: SurveyProgress) -> None:
+            failed_before.update(done.failed_before)
             if done.now == 0 and done.done:  # the first call, before anything is scored
                 display.say(f"scored before: {counted(done.done, 'checkpoint')}")
             if show_progress:
@@ -135,7 +138,7 @@ def survey(
         except KeyboardInterrupt as interrupt:
             interrupt.args = (f"repeat the command to resume in {out}",)
             raise
-    _print(table, out, as_json, ending)
+    _print(table, out, as_json, ending, failed_before)
     if table_file:
         table.write(table_file)
         display.say(f"{table_file}: {counted(len(table), 'row')}")
@@ -213,8 +216,10 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
     return {"total": done.jobs, "completed": finished, "text": text}
 
 
-def _print(table: ScoreTable, out: Path, as_json: bool, ending: str) -> None:
-    """Print the survey's results and failures."""
+def _print(
+    table: ScoreTable, out: Path, as_json: bool, ending: str, failed_before: Collection[str]
+) -> None:
+    """Print the survey's results and failures; those of an earlier run were not tried again."""
     from wqk.cli import display
     from wqk.tables.rendering import identical_models, overview
 
@@ -233,11 +238,12 @@ def _print(table: ScoreTable, out: Path, as_json: bool, ending: str) -> None:
         reason = line["reason"].removeprefix(f"{title}: ")  # most reasons begin with the name
         if line["revision"]:
             title += f" @ {line['revision']}"
-        display.say(f"failed: {title}: {reason}")
+        outcome = "failed before" if title in failed_before else "failed"
+        display.say(f"{outcome}: {title}: {reason}")
     if len(failed) > MOST_FAILURES:
         display.say(f"and {len(failed) - MOST_FAILURES} more failures, in manifest.jsonl")
     done = table.frame.select("checkpoint", "revision").unique().height
-    outcome = f"{counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
+    content = f"{counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
     if failed:
-        outcome += f"; {len(failed)} failed, --retry tries them again"
-    display.say(f"{out / 'scores.parquet'}: {outcome}")
+        content += f"; {len(failed)} failed, --retry tries them again"
+    display.say(f"{out / 'scores.parquet'}: {content}")

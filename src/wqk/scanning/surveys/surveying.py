@@ -208,6 +208,7 @@ class SurveyProgress:
     now: int  # checkpoints that were scored, or failed, in this run
     bytes_read: int  # in this run
     seconds: float  # since the start of this run
+    failed_before: tuple[str, ...] = ()  # names of skipped ones, which failed in earlier runs
 
 
 @called_as(
@@ -343,13 +344,25 @@ def _collect(
     """Store every outcome as it completes."""
     start, bytes_read, now = time.perf_counter(), 0, 0
     unfinished = {job.key for job in pending}
-    failed = sum(job.key in folder.failed for job in chosen if job.key not in unfinished)
+    skipped = [job for job in chosen if job.key in folder.failed and job.key not in unfinished]
+    failed_before = tuple(job.title for job in skipped)
+    failed = len(skipped)
     done = len(chosen) - len(unfinished) - failed
 
     def report() -> None:
         if on_progress is not None:
             seconds = time.perf_counter() - start
-            on_progress(SurveyProgress(len(chosen), done, failed, now, bytes_read, seconds))
+            on_progress(
+                SurveyProgress(
+                    jobs=len(chosen),
+                    done=done,
+                    failed=failed,
+                    now=now,
+                    bytes_read=bytes_read,
+                    seconds=seconds,
+                    failed_before=failed_before,
+                )
+            )
 
     report()
     problems = ([(job, failure(job.problem))] for job in pending if job.problem)
