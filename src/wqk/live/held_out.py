@@ -457,8 +457,8 @@ def _no_tokenizer(ref: str, reason: str) -> CorpusError:
     """Return the error about a model without a tokenizer."""
     shown = f" ({reason})" if reason else ""
     return CorpusError(
-        f"{ref}: has no tokenizer that encodes text{shown}; save the model's tokenizer next to "
-        "its weights, or give a token store in its vocabulary: wqk lab corpus FILE "
+        f"{ref}: has no tokenizer that encodes text{shown}; save the model's next to the weights, "
+        "or give a token store: wqk lab corpus FILE "
         "--vocabulary vocab.txt -o STORE, then corpus=STORE"
     )
 

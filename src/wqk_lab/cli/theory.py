@@ -81,7 +81,7 @@ def theory(
     Parameters
     ----------
     corpus
-        Token store, text file, or token ids as .npy.
+        Token store, text file, or token ids as .npy, (N,) or (B, N).
     batches
         How many batches.
     batch

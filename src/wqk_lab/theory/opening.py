@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from wqk.live.running import learned_positions, load_pretrained, most_positions,
 from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.theory.subject import NO_MASK, ObjectiveName, Subject
-from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
+from wqk_lab.theory.text import FAILURES, Corpus, Text, name_of, open_text, vocabulary_of
 from wqk_lab.training.corpus.reading import is_readable
 
 # Tokens in a block, by default.
@@ -41,7 +42,7 @@ Checked = TypeVar("Checked")
 
 def open_subjects(
     ref: str,
-    corpus: str | Path,
+    corpus: Corpus,
     *,
     steps: Sequence[int] | None = None,
     batches: int = 8,
@@ -60,7 +61,8 @@ def open_subjects(
         A checkpoint's folder or Hub id; a training run's folder; or, for freshly drawn weights, a
         ``config.json`` or a model type such as ``bert``.
     corpus
-        A token store, a text file for the model's own tokenizer, or token ids as .npy.
+        A token store, a text file for the model's own tokenizer, or token ids: an .npy file, an
+        array or a tensor, (N,), or (B, N) as from ``model.generate``, where a row is a document.
     steps
         Steps of a run; empty for all that were saved, None for the last.
     batches, batch, block
@@ -95,15 +97,15 @@ def open_subjects(
     length, shortened = _block_length(ref, block, outline)
     problems = _Problems()
     problems.collect(lambda: _require_positions(length, states[0], outline))
-    text = problems.collect(lambda: open_text(Path(corpus), states[0].ref, revision))
+    text = problems.collect(lambda: open_text(corpus, states[0].ref, revision))
     blocks = None
     if text is None:
-        problems.collect(lambda: _require_tokenizer(Path(corpus), states[0], outline, revision))
+        problems.collect(lambda: _require_tokenizer(corpus, states[0], outline, revision))
     else:
         problems.collect(lambda: _require_vocabulary(text, states[0], outline, revision))
         problems.collect(lambda: _require_mask(text, outline))
         blocks = problems.collect(lambda: text.blocks(batches, batch, length, seed))
-    problems.report(states[0], Path(corpus))
+    problems.report(states[0], name_of(corpus))
     assert text is not None
     assert blocks is not None
 
@@ -223,16 +225,23 @@ def _require_vocabulary(text: Text, state: State, outline: _Outline, revision: s
         _doubt(outline.vocabulary_size, text, state, revision)
 
 
-def _require_tokenizer(corpus: Path, state: State, outline: _Outline, revision: str | None) -> None:
+def _require_tokenizer(
+    corpus: Corpus, state: State, outline: _Outline, revision: str | None
+) -> None:
     """Raise an error with the size of the vocabulary if a text needs a tokenizer that is not there.
 
-    The error complements that of `open_text`.
+    The error complements that of `open_text`. Without a mask token, only the next token can be
+    predicted from token ids alone.
     """
     size = outline.vocabulary_size
-    if size is None or not corpus.is_file() or not is_readable(corpus):
+    if size is None or not isinstance(corpus, str | PathLike):
+        return
+    if not Path(corpus).is_file() or not is_readable(Path(corpus)):
         return
     if vocabulary_of(state.ref, revision) is None:
-        raise CorpusError(f"the model's vocabulary has {size} entries")
+        ids = ", or give token ids: corpus=IDS.npy"
+        advice = ids if outline.objective == "causal" else ""
+        raise CorpusError(f"the model's vocabulary has {size} entries{advice}")
 
 
 def _require_mask(text: Text, outline: _Outline) -> None:
@@ -254,7 +263,7 @@ class _Problems:
             self.errors.append(error)
             return None
 
-    def report(self, state: State, corpus: Path) -> None:
+    def report(self, state: State, corpus: str) -> None:
         """Raise all errors as one, with the weights that the checkpoint lacks."""
         if not self.errors:
             return
@@ -269,7 +278,7 @@ class _Problems:
         if lack:
             problems.append(lack)
         numbered = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
-        message = f"{state.name} on {corpus.name}: {'; '.join(numbered)}"
+        message = f"{state.name} on {corpus}: {'; '.join(numbered)}"
         raise type(self.errors[0])(message) from None
 
 

@@ -31,6 +31,7 @@ from wqk_lab.theory.findings import StudyReport, report
 from wqk_lab.theory.opening import open_subjects
 from wqk_lab.theory.optimizer import Moment
 from wqk_lab.theory.subject import ObjectiveName
+from wqk_lab.theory.text import Corpus
 from wqk_lab.theory.verdict import (
     Finding,
     Sample,
@@ -169,7 +170,7 @@ def _mean(values: Any) -> np.ndarray:
 
 def study(
     refs: Sequence[str],
-    corpus: str | Path,
+    corpus: Corpus,
     *,
     layers: Collection[int] | None = None,
     on_progress: OnProgress | None = None,
@@ -238,7 +239,7 @@ def _lack(evidence: Evidence) -> str:
 
 def _study_one(
     ref: str,
-    corpus: str | Path,
+    corpus: Corpus,
     layers: Collection[int] | None,
     on_progress: OnProgress | None,
     on_note: Callable[[str], None] | None,

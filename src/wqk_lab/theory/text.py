@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,13 +83,35 @@ class Text:
         return np.asarray(blocks.reshape(batches, batch, length))
 
 
-def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
-    """Return the tokens of a store's training split, of a text file, or of an .npy file of ids.
+# What is read as a text: a path, or an array or a tensor of token ids.
+Corpus = str | PathLike[str] | Any
 
+# Name of a text that is an array.
+IDS = "token ids"
+
+
+def name_of(corpus: Corpus) -> str:
+    """Return the name of a text for display.
+
+    Examples
+    --------
+    >>> name_of("corpora/wikipedia"), name_of(np.arange(3))
+    ('wikipedia', 'token ids')
+    """
+    return Path(corpus).name if isinstance(corpus, str | PathLike) else IDS
+
+
+def open_text(corpus: Corpus, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
+    """Return the tokens of a store's training split, of a text file, or of token ids.
+
+    Token ids are an .npy file, an array or a tensor: (N,), or (B, N), where a row is a document.
     A text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
     model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document.
     `CorpusError` if the text cannot be read, or the model has no tokenizer for it.
     """
+    if not isinstance(corpus, str | PathLike):
+        return _text_of_ids(IDS, IDS, _array(corpus))
+    corpus = Path(corpus)
     if (corpus / HEADER).is_file():
         store = TokenStore.open(corpus)
         tokens, documents = store.tokens("train"), np.asarray(store.documents("train"))
@@ -96,25 +120,45 @@ def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = 
     if not corpus.is_file():
         missing = "" if corpus.exists() else "no such file or folder; "
         raise CorpusError(
-            f"{corpus}: {missing}expected a token store (wqk lab corpus makes one) or a text file"
+            f"{corpus}: {missing}expected a token store (wqk lab corpus makes one), a text file, "
+            "or token ids as .npy"
         )
     if corpus.suffix == ".npy":
-        return _numbers(corpus)
+        return _text_of_ids(str(corpus), corpus.name, _loaded(corpus))
     if not is_readable(corpus):
-        raise CorpusError(f"{corpus}: expected a text file: .txt, .jsonl, .csv or .parquet")
+        raise CorpusError(
+            f"{corpus}: expected a text file (.txt, .jsonl, .csv, .parquet), or token ids as .npy"
+        )
     return _tokenized(corpus, ref, revision, limit)
 
 
-def _numbers(path: Path) -> Text:
+def _loaded(path: Path) -> np.ndarray:
+    """Return the array of an .npy file, which is not read yet."""
     try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise CorpusError(f"{path}: cannot be read ({first_line(error)})") from None
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size or tokens.min() < 0:
+    return array
+
+
+def _array(ids: Any) -> np.ndarray:
+    """Return an array, a list or a tensor on any device as an array."""
+    return np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
+
+
+def _text_of_ids(source: str, name: str, ids: np.ndarray) -> Text:
+    """Return a text of token ids, (N,) or (B, N); each row of the latter is a document.
+
+    ``source`` is the beginning of the error about wrong ids.
+    """
+    if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu" or not ids.size or ids.min() < 0:
         raise CorpusError(
-            f"{path}: expected token ids in one dimension, got {tokens.dtype} {tokens.shape}"
+            f"{source}: expected token ids, whole numbers from 0 on, (N,) or (B, N); "
+            f"got {ids.dtype} {ids.shape}"
         )
-    return Text(path.name, tokens, np.array([0, len(tokens)]), int(tokens.max()) + 1, None)
+    length = ids.shape[-1]
+    starts = np.arange(0, ids.size + 1, length)
+    return Text(name, ids.reshape(-1), starts, int(ids.max()) + 1, None)
 
 
 def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:

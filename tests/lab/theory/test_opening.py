@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from wqk.errors import (
     WqkError,
 )
 from wqk.tables.run import create_run
+from wqk_lab.theory.counts import cut
 from wqk_lab.theory.opening import block_of, open_subjects
 from wqk_lab.theory.subject import Subject, choose
 from wqk_lab.theory.text import Text, open_text
@@ -62,7 +63,7 @@ def write_store(folder: Path) -> None:
     build_corpus([source], folder, options)
 
 
-def opened(ref: Path | str, corpus: Path | str, **options: Any) -> Subject:
+def opened(ref: Path | str, corpus: Any, **options: Any) -> Subject:
     """The first state of a subject, on little text."""
     return next(open_subjects(str(ref), corpus, **{**SMALL, **options})[1])
 
@@ -251,6 +252,31 @@ def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:
         opened(folder, place / "tokens.npy")
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_of_token_ids_are_documents(place: Path, order: Literal["C", "F"]) -> None:
+    ids = subjects.text().tokens[:120].reshape(5, 24)
+    np.save(place / "generated.npy", np.asarray(ids, order=order))
+    for corpus in (place / "generated.npy", str(place / "generated.npy"), ids, torch.tensor(ids)):
+        text = open_text(corpus, str(place / "decoder"))
+        assert text.tokens.tolist() == ids.ravel().tolist()
+        assert text.documents.tolist() == [0, 24, 48, 72, 96, 120]
+        assert opened(place / "decoder", corpus).blocks.shape == (2, 2, 8)
+    text = open_text(ids, "decoder")
+    assert text.name == "token ids"
+    assert len(cut(text.documents, "documents", 8).starts) == 5
+    with pytest.raises(CorpusError, match="token ids: expected token ids, whole numbers from 0"):
+        open_text([[0.5]], "decoder")
+
+
+def test_a_decoder_without_a_tokenizer_is_offered_token_ids(place: Path) -> None:
+    (place / "plain.txt").write_text("some words")
+    subjects.save(subjects.llama(), place / "mute-decoder")
+    with pytest.raises(CorpusError, match=r"entries, or give token ids: corpus=IDS\.npy$"):
+        opened(place / "mute-decoder", place / "plain.txt")
+    with pytest.raises(CorpusError, match=r"has [0-9]+ entries$"):  # ids alone have no mask token
+        opened(place / "mute", place / "plain.txt")
+
+
 def test_blocks_are_pieces_of_the_text() -> None:
     blocks = subjects.text().blocks(4, 5, 16, seed=3)
     windows = np.lib.stride_tricks.sliding_window_view(subjects.text().tokens, 16)
@@ -267,7 +293,8 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "no text": ("bert", {"corpus": "absent"}, CorpusError, "expected a token store"),
     "unknown text": ("bert", {"corpus": "model.bin"}, CorpusError, "expected a text file"),
     "no tokenizer": ("mute", {"corpus": "plain.txt"}, CorpusError, "has no tokenizer"),
-    "two axes": ("decoder", {"corpus": "square.npy"}, CorpusError, "one dimension"),
+    "three axes": ("decoder", {"corpus": "cube.npy"}, CorpusError, r"\(N,\) or \(B, N\); got"),
+    "no columns": ("decoder", {"corpus": "empty.npy"}, CorpusError, r"got int64 \(3, 0\)"),
     "pickled": ("decoder", {"corpus": "object.npy"}, CorpusError, "cannot be read"),
     "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token ids"),
     "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, r"vocabulary \(1001 entries"),
@@ -284,7 +311,8 @@ def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> N
     (place / "model.bin").write_bytes(b"\0" * 8)
     (place / "plain.txt").write_text("some words")
     (place / "vit.json").write_text('{"model_type": "vit"}')
-    np.save(place / "square.npy", np.ones((2, 2), int))
+    np.save(place / "cube.npy", np.ones((2, 2, 2), int))
+    np.save(place / "empty.npy", np.ones((3, 0), int))
     np.save(place / "negative.npy", np.arange(-3, 300))
     np.save(place / "large.npy", np.arange(1001))
     np.save(place / "object.npy", np.array([{}, 1], object), allow_pickle=True)
