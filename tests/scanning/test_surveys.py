@@ -31,6 +31,7 @@ from tests.command import run as run_command
 from tests.limits import counts, failing, refused
 
 import wqk
+from wqk._console import size
 from wqk._machine import usable_cores
 from wqk.errors import (
     CheckpointError,
@@ -159,6 +160,34 @@ def test_a_dry_run_has_bytes_and_time(models):
     assert plan["seconds"] > 0
     stderr = run("survey", *models[:2], "o/m", "--dry-run").stderr
     assert "about 1 second on this machine; the size of 1 that are not" in stderr
+
+
+def test_a_dry_run_has_the_bytes_of_each_ref(models: list[str], tmp_path: Path):
+    for step in (1, 2):
+        shutil.copytree(models[0], tmp_path / "run" / f"checkpoint-{step}")
+    bytes_of_model = wqk.explain(models[0]).bytes_to_read
+    refs = (tmp_path / "run", models[1], "o/m")
+    plan = json.loads(run("survey", *refs, "--dry-run", "--json").stdout)
+    assert plan["refs"] == [
+        {"ref": str(refs[0]), "checkpoints": 2, "bytes_to_read": 2 * bytes_of_model},
+        {"ref": models[1], "checkpoints": 1, "bytes_to_read": bytes_of_model},
+        {"ref": "o/m", "checkpoints": 1, "bytes_to_read": None},
+    ]
+    lines = run("survey", *refs, "--dry-run").stderr.splitlines()
+    assert lines[:-1] == [
+        f"{refs[0]}: {size(2 * bytes_of_model)} to read (2 checkpoints)",
+        f"{models[1]}: {size(bytes_of_model)} to read",
+    ]
+    (only,) = run("survey", models[0], "--dry-run").stderr.splitlines()
+    assert only.startswith("1 checkpoint; ")
+
+
+def test_a_dry_run_has_at_most_twenty_sizes(models: list[str], tmp_path: Path):
+    copies = [shutil.copytree(models[0], tmp_path / f"m{number:02}") for number in range(23)]
+    *sizes, last_size, total = run("survey", *copies, "--dry-run").stderr.splitlines()
+    assert [line.partition(":")[0] for line in sizes] == [str(copy) for copy in copies[:20]]
+    assert last_size == f"and 3 more: {size(3 * wqk.explain(models[0]).bytes_to_read)} to read"
+    assert total.startswith("23 checkpoints; ")
 
 
 def test_a_survey_draws_a_box_for_each_model(models, tmp_path):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Number of printed failures; the manifest contains all.
 MOST_FAILURES = 20
+# Number of refs whose size a dry run prints; JSON contains all.
+MOST_REFS = 20
 
 
 @click.command()
@@ -160,7 +163,12 @@ def _list(
     seconds = plan.seconds(jobs)
     if as_json:
         sizes = [checkpoint.bytes_to_read for checkpoint in plan.checkpoints]
-        value = {"checkpoints": titles, "bytes_to_read": sizes, "seconds": round(seconds, 1)}
+        value = {
+            "checkpoints": titles,
+            "bytes_to_read": sizes,
+            "refs": [asdict(ref) for ref in plan.refs],
+            "seconds": round(seconds, 1),
+        }
         display.print_object(value)
         return
     display.output().print(*titles, sep="\n", markup=False)
@@ -168,7 +176,22 @@ def _list(
         if checkpoint.problem:
             reason = checkpoint.problem.removeprefix(f"{checkpoint.title}: ")
             display.say(f"would fail: {checkpoint.title}: {reason}")
+    for line in _sizes(plan):
+        display.say(line)
     display.say(_planned(plan, seconds))
+
+
+def _sizes(plan: SurveyPlan) -> Iterator[str]:
+    """Yield the size of each ref of known size, as one line each; none if there is one ref."""
+    if len(plan.refs) < 2:
+        return
+    refs = [ref for ref in plan.refs if ref.bytes_to_read is not None]
+    for ref in refs[:MOST_REFS]:
+        steps = f" ({ref.checkpoints} checkpoints)" if ref.checkpoints > 1 else ""
+        yield f"{ref.ref}: {size(ref.bytes_to_read or 0)} to read{steps}"
+    if len(refs) > MOST_REFS:
+        bytes_to_read = sum(ref.bytes_to_read or 0 for ref in refs[MOST_REFS:])
+        yield f"and {len(refs) - MOST_REFS} more: {size(bytes_to_read)} to read"
 
 
 def _planned(plan: SurveyPlan, seconds: float) -> str:

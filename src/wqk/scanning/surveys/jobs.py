@@ -84,6 +84,8 @@ class Job:
         Reference that a worker opens, from any folder: an absolute path, a Hub id, a URL.
     problem
         The error, if the ref cannot be resolved.
+    ref
+        The ref that lists the checkpoint, such as the folder of a run, without secrets.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Job:
     step: int | None
     location: str
     problem: WqkError | None = None
+    ref: str = ""
 
     @property
     def title(self) -> str:
@@ -131,6 +134,7 @@ def expand(
         for job in jobs_of_ref:
             # Addresses that differ only in their signatures have one name; the second checkpoint
             # gets the name with a number.
+            job = replace(job, ref=_name(ref))
             distinct, number = job, 1
             while jobs.setdefault(distinct.key, distinct).location != job.location:
                 number += 1

@@ -46,11 +46,23 @@ class PlannedCheckpoint:
         or the checkpoint cannot be opened.
     problem
         The reason for which a local checkpoint cannot be opened.
+    ref
+        The ref that lists the checkpoint.
     """
 
     title: str
     bytes_to_read: int | None
     problem: str | None = None
+    ref: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRef:
+    """A ref of a survey: the number of its checkpoints, and the bytes to read, if known."""
+
+    ref: str
+    checkpoints: int
+    bytes_to_read: int | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,18 @@ class SurveyPlan:
     def bytes_to_read(self) -> int:
         """Size of the weights of all checkpoints whose headers are on this machine."""
         return sum(checkpoint.bytes_to_read or 0 for checkpoint in self.checkpoints)
+
+    @property
+    def refs(self) -> list[PlannedRef]:
+        """The refs, in order; the size of a ref is that of its checkpoints of known size."""
+        checkpoints_by_ref: dict[str, list[PlannedCheckpoint]] = {}
+        for checkpoint in self.checkpoints:
+            checkpoints_by_ref.setdefault(checkpoint.ref, []).append(checkpoint)
+        refs = []
+        for ref, checkpoints in checkpoints_by_ref.items():
+            sizes = [each.bytes_to_read for each in checkpoints if each.bytes_to_read is not None]
+            refs.append(PlannedRef(ref, len(checkpoints), sum(sizes) if sizes else None))
+        return refs
 
     @property
     def unknown(self) -> int:
@@ -99,6 +123,8 @@ def plan_survey(refs: Iterable[str | Path], revisions: Sequence[str] = ()) -> Su
     >>> plan = plan_survey([wqk.demo_model("encoder"), "owner/model"])
     >>> plan.bytes_to_read, plan.unknown
     (264192, 1)
+    >>> [ref.bytes_to_read for ref in plan.refs]
+    [264192, None]
     """
     names = with_lists(map(str, refs))
     require_checkpoints(names, revisions)
@@ -148,15 +174,15 @@ def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> N
 def _planned(job: Job) -> PlannedCheckpoint:
     """Read the headers of a job's checkpoint if it is local."""
     if job.problem is not None:
-        return PlannedCheckpoint(job.title, None, str(job.problem))
+        return PlannedCheckpoint(job.title, None, str(job.problem), job.ref)
     if not exists(Path(job.location)):
-        return PlannedCheckpoint(job.title, None)
+        return PlannedCheckpoint(job.title, None, ref=job.ref)
     try:
         model = open_model(job.location)
         size = sum(plan_bytes(model.checkpoint, plan) for plan in model.scored)
     except WqkError as error:
-        return PlannedCheckpoint(job.title, None, str(error))
-    return PlannedCheckpoint(job.title, size)
+        return PlannedCheckpoint(job.title, None, str(error), job.ref)
+    return PlannedCheckpoint(job.title, size, ref=job.ref)
 
 
 @cache
