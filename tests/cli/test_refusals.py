@@ -50,7 +50,7 @@ REFUSED = [
     ("show MODEL", "Missing option '--layer'. Which layer; negative: from the end: "),
     (
         "lab theory MODEL",
-        "text file, or token ids as .npy: command lab theory REF... --corpus PATH",
+        "text file, or token ids as .npy, (N,) or (B, N): command lab theory REF... --corpus PATH",
     ),
     ("scan LONG", "cannot be opened"),
     ("lab theory bert --corpus no-such", "no-such: no such file or folder"),
@@ -97,7 +97,7 @@ REFUSED = [
     ),
     ("lab corpus text.jsonl -o store --held-out 1.5", "must be a fraction below 1"),
     ("lab corpus text.jsonl -o store --held-out 1000", "different document"),
-    ("lab figure fig9", "Invalid value for"),
+    ("lab figure fig9", "fig9: no such figure or table; figures are fig2, fig3, s1"),
     ("lab figure fig2 --out fig2.doc", "a figure is written as .png, .pdf, .svg, .csv"),
     ("lab figure fig2 --out absent/fig2.csv", "cannot be written"),
     ("lab figure fig2 --from absent.parquet", "absent.parquet: no such file or folder"),

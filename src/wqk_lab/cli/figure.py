@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from wqk.cli.options import FILE, PATH, Number
+from wqk.errors import UnknownName
 from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ FIGURES = (
 )
 TABLES = ("table1", "tableS2", "tableS3")
 
+# Similarity from which on a wrong name is taken for a right one; fig9 is no wrong fig2.
+ALIKE = 0.8
+
 
 class FigureName(click.Choice[str]):
     """A name of a figure or table; spellings such as ``3``, ``figure3`` and ``S3`` are the same.
@@ -53,7 +58,17 @@ class FigureName(click.Choice[str]):
         for name in (plain, f"fig{plain}", plain.removeprefix("fig")):
             if name in spellings:
                 return spellings[name]
-        return super().convert(value, param, ctx)
+        # Whole words, which a wrong letter leaves alike: figuer2, figuer S3.
+        spellings |= {f"figure{name.removeprefix('fig')}": name for name in FIGURES}
+        if close := get_close_matches(plain, spellings, 1, ALIKE):
+            advice = f"did you mean {spellings[close[0]]!r}?"
+        else:
+            advice = f"figures are {', '.join(FIGURES)}; tables are {', '.join(TABLES)}"
+        raise UnknownName(
+            f"{value}: no such figure or table; {advice}",
+            name=str(value),
+            close=[spellings[name] for name in close] or self.choices,
+        )
 
 
 @documented

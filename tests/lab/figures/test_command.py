@@ -21,6 +21,22 @@ def test_the_command_knows_the_figures() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("figur2", "did you mean 'fig2'?"),
+        ("Figuer S3", "did you mean 's3'?"),
+        ("tabel-s2", "did you mean 'tableS2'?"),
+        ("distance", "did you mean 'distances'?"),
+        ("fig9", "figures are fig2, fig3, s1"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_one_line(name: str, advice: str) -> None:
+    line = refuse("lab", "figure", name)
+    assert line.startswith(f"wqk: {name}: no such figure or table; {advice}")
+    assert ("tables are table1, tableS2, tableS3" in line) == (name == "fig9")
+
+
+@pytest.mark.parametrize(
     ("ending", "head"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
 )
 def test_pictures_by_their_endings(ending: str, head: bytes, tmp_path: Path) -> None:
