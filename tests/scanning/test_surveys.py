@@ -299,7 +299,7 @@ def test_identical_checkpoints_are_reported_everywhere(models: list[str], tmp_pa
     out = tmp_path / "out"
     refs = (models[3], models[4], models[11])
     printed = run("survey", *refs, "--out", out, width=400)
-    note = "identical queries and keys: {} = {}"
+    note = "identical scores: {} = {}"
     assert note.format(models[3], models[11]) in printed.stdout.splitlines()
     resumed = run("survey", *refs, "--csv", "--out", out)
     assert note.format(models[3], models[11]) in resumed.stderr.splitlines()

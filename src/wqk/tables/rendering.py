@@ -343,12 +343,12 @@ MOST_GROUPS, MOST_IDENTICAL = 4, 4
 
 
 def identical_models(groups: Sequence[Sequence[str]]) -> str:
-    """Return the note on groups of models whose queries and keys are identical.
+    """Return the note on groups of models with identical scores.
 
     Examples
     --------
     >>> identical_models([["a", "b"], ["c", "d", "e", "f", "g"]])
-    'identical queries and keys: a = b; c = d = e = f and 1 more'
+    'identical scores: a = b; c = d = e = f and 1 more'
     """
     phrases = []
     for names in groups[:MOST_GROUPS]:
@@ -358,7 +358,7 @@ def identical_models(groups: Sequence[Sequence[str]]) -> str:
         phrases.append(phrase)
     if len(groups) > MOST_GROUPS:
         phrases.append(f"and {counted(len(groups) - MOST_GROUPS, 'more group')}")
-    return f"identical queries and keys: {'; '.join(phrases)}"
+    return f"identical scores: {'; '.join(phrases)}"
 
 
 def left_out(table: ScoreRows) -> Iterator[str]:

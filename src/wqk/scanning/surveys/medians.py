@@ -19,11 +19,11 @@ OF_CHECKPOINT = ("step", "parameters")
 
 
 def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
-    """Return groups of checkpoints with identical queries and keys, by name and revision.
+    """Return groups of checkpoints with identical scores, by name and revision.
 
-    Queries and keys are identical if all sizes and scores are, in every row and to the last digit.
-    If all forms of a checkpoint are zero, the scores do not determine its queries and keys, and
-    the checkpoint is in no group.
+    All sizes and scores are equal, in every row and to the last digit, as those of copies are. If
+    all forms of a checkpoint are zero, the scores say nothing of its queries and keys, and the
+    checkpoint is in no group.
 
     Examples
     --------

@@ -258,8 +258,8 @@ def survey(
     -------
     ScoreTable
         The table of ``scores.parquet``, in the order of the refs. Its metadata lists ``failed``
-        checkpoints with their reasons, and ``identical`` ones: groups of checkpoints whose queries
-        and keys are identical.
+        checkpoints with their reasons, and groups of ``identical`` ones, whose scores are equal in
+        every row.
 
     Raises
     ------
