@@ -15,7 +15,16 @@ from msgspec.structs import replace
 from tools.deriving import probing
 from tools.deriving.feeding import adapted
 from tools.deriving.mending import mended, strong
-from tools.deriving.parts import DEFAULTS, PARTS, defaults_of, line, merged, parts_of
+from tools.deriving.parts import (
+    DEFAULTS,
+    PARTS,
+    UNREAD_DEFAULTS,
+    defaults_of,
+    line,
+    merged,
+    parts_of,
+    unread_defaults_of,
+)
 from tools.deriving.probing import record_type
 from tools.deriving.proof import faults
 from tools.deriving.records import RunRecord, read_record
@@ -100,18 +109,20 @@ def test_positions_apart_from_the_content_are_compared(tmp_path: Path) -> None:
     assert strong(faults(record, checkpoint, families()["deepseek"])) == ["positions are rotary"]
 
 
-def written_lines(kinds: Iterable[str]) -> tuple[set[str], set[str]]:
-    """The lines of defaults and of parts that the tool writes for types; empty tables have none."""
+def written_lines(kinds: Iterable[str]) -> tuple[set[str], set[str], set[str]]:
+    """The lines of the three files that the tool writes for types; empty tables have none."""
     used = {part for table in tomllib.loads(PARTS.read_text()).values() for part in table.values()}
     listed = {kind: family for family in families().values() for kind in family.model_types}
-    defaults, parts = set[str](), set[str]()
+    defaults, parts, unread = set[str](), set[str](), set[str]()
     for kind in kinds:
         config = CONFIG_MAPPING[kind]
         parts |= {line(kind, table)} if (table := parts_of(config)) else set()
         defaults |= {line(f"{kind}.{key}", value) for key, value in merged(config, listed).items()}
         if kind in listed and (settings := defaults_of(config, listed[kind], kind in used)):
             defaults.add(line(kind, settings))
-    return defaults, parts
+        if kind in listed and (settings := unread_defaults_of(config, listed[kind])):
+            unread.add(line(kind, settings))
+    return defaults, parts, unread
 
 
 # Among them those whose lines were once written by hand.
@@ -126,15 +137,16 @@ BY_HAND = (
 
 def test_generated_lines_are_what_the_tool_writes() -> None:
     """A few types are compared, and all types in the campaign."""
-    defaults, parts = written_lines(
+    defaults, parts, unread = written_lines(
         [*BY_HAND, *random.Random(7).sample([*CONFIG_MAPPING_NAMES], 20)]
     )
     assert defaults <= {*DEFAULTS.read_text().splitlines(keepends=True)}
     assert parts <= {*PARTS.read_text().splitlines(keepends=True)}
+    assert unread <= {*UNREAD_DEFAULTS.read_text().splitlines(keepends=True)}
 
 
 @pytest.mark.campaign
 def test_all_generated_lines_are_what_the_tool_writes() -> None:
     written = written_lines(CONFIG_MAPPING_NAMES)
-    for path, lines in zip((DEFAULTS, PARTS), written, strict=True):
+    for path, lines in zip((DEFAULTS, PARTS, UNREAD_DEFAULTS), written, strict=True):
         assert sorted(lines) == sorted(path.read_text().splitlines(keepends=True)[1:])

@@ -26,6 +26,7 @@ from tests.sameness.plants import (
 
 import wqk
 from wqk.checkpoints.modules import StateDict
+from wqk.sameness import further_settings
 from wqk.sameness.mismatches import UNEXPLAINED, Kind
 
 # Of all plants, what is not right: seen, but not named.
@@ -201,6 +202,7 @@ def test_an_output_head_is_the_embeddings_if_tied_or_a_copy(stored, tied, is_sam
 
 def test_what_one_file_lost_is_not_passed_over() -> None:
     tensors, config, _ = right("LLaMA")
+    config = config | {"hidden_act": "gelu"}  # not the default of the type
     first, second = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
     twice = tensors | {second: tensors[first]}  # as after a layer was copied
     lost = {name: value for name, value in twice.items() if name != second}
@@ -209,6 +211,25 @@ def test_what_one_file_lost_is_not_passed_over() -> None:
     comparison = wqk.same(*pair, everything=True)
     assert comparison.unknown == (second,)
     assert comparison.settings_not_compared == ("hidden_act",)
+
+
+def test_a_default_that_one_file_omits_is_not_listed() -> None:
+    """As after `save_pretrained`, which writes every setting."""
+    tensors, config, _ = right("LLaMA")
+    silent = {key: value for key, value in config.items() if key != "hidden_act"}
+    for name, is_listed in (("silu", False), ("swish", False), ("gelu", True)):
+        stated = StateDict(tensors, silent | {"hidden_act": name}, "a")
+        pair = (stated, StateDict(tensors, silent, "b"))
+        for models in (pair, pair[::-1]):
+            comparison = wqk.same(*models, everything=True)
+            assert comparison.same
+            assert comparison.settings_not_compared == ("hidden_act",) * is_listed
+
+
+def test_defaults_are_those_of_the_type_of_the_part() -> None:
+    composite = {"model_type": "qwen2_vl", "text_config": {"hidden_size": 8}}
+    assert further_settings._default(composite, ("text_config", "hidden_act")) == "silu"
+    assert further_settings._default(composite, ("vision_config", "hidden_act")) is None
 
 
 def test_a_head_that_the_file_lacks_is_not_untied() -> None:

@@ -5,6 +5,7 @@ python -m tools.deriving.parts
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import re
@@ -16,6 +17,7 @@ import msgspec
 import wqk.families
 from wqk.families import families
 from wqk.families.config import kind_of_layer
+from wqk.families.model_types import default_values, unread_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 PARTS = Path(wqk.families.__file__).parent / "parts.toml"
 DEFAULTS = Path(wqk.families.__file__).parent / "defaults.toml"
+UNREAD_DEFAULTS = Path(wqk.families.__file__).parent / "unread_defaults.toml"
 # Keys that are read for every family; see families/windows.py and families/rotary.py.
 SWITCHES = {
     "use_sliding_window",
@@ -40,7 +43,7 @@ HEAD = "# Written by tools/deriving/parts.py from transformers' configurations.\
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the three files."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
     classes = {kind: CONFIG_MAPPING[kind] for kind in CONFIG_MAPPING_NAMES}
@@ -56,6 +59,12 @@ def main() -> None:
     for kind, config in classes.items():
         values |= {f"{kind}.{key}": table for key, table in merged(config, listed).items()}
     _write(DEFAULTS, {kind: table for kind, table in values.items() if table})
+    unread_values = {
+        kind: unread_defaults_of(classes[kind], family)
+        for kind, family in listed.items()
+        if kind in classes
+    }
+    _write(UNREAD_DEFAULTS, {kind: table for kind, table in unread_values.items() if table})
 
 
 def parts_of(config: Any) -> dict[str, str]:
@@ -116,6 +125,27 @@ def defaults_of(config: Any, family: Family, is_part: bool) -> dict[str, Any]:
             if key not in {*LENGTHS, "rope_theta"}
         }
     return default_values
+
+
+def unread_defaults_of(config: Any, family: Family) -> dict[str, Any]:
+    """Return the defaults in a class's signature that its family does not read.
+
+    A value that the class computes from other keys is no default. Empty, zero and false values
+    are left out: they switch nothing on.
+    """
+    signature_defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(config.__init__).parameters.items()
+        if isinstance(parameter.default, bool | int | float | str) and parameter.default
+    }
+    values = {"model_type": config.model_type} | signature_defaults
+    unread = unread_settings(values, map(repr, family.attention))
+    read_defaults = default_values(config.model_type)
+    return {
+        key: value
+        for (key,), value in sorted(unread.items())
+        if key != "model_type" and read_defaults.get(key) != value
+    }
 
 
 def _values(config: Any, family: Family, has_counts: bool) -> dict[str, Any]:
@@ -352,7 +382,7 @@ def _write(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def line(kind: str, table: Mapping[str, Any]) -> str:
-    """A line of either file."""
+    """A line of one of the files."""
     return f"{json.dumps(kind)} = {_inline(table)}\n"
 
 

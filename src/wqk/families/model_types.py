@@ -83,6 +83,20 @@ def default_values(model_type: object) -> Mapping[str, Any]:
     return _data("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
 
 
+def unread_defaults(model_type: object) -> Mapping[str, Any]:
+    """Return the values of omitted keys that no family reads, and that a forward pass may read.
+
+    Only single values that are not empty, zero or false, and that follow from no other key.
+
+    Examples
+    --------
+    >>> unread_defaults("llama")["hidden_act"]
+    'silu'
+    """
+    values: Mapping[str, Any] = _data("unread_defaults.toml").get(str(model_type), {})
+    return values
+
+
 def unread_keys(model_type: object) -> Sequence[str]:
     """Return keys that families read, and that transformers ignores in models of a type.
 

@@ -15,7 +15,12 @@ from wqk.checkpoints import Checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Composed
 from wqk.families.config import Config
-from wqk.families.model_types import default_values, unread_settings
+from wqk.families.model_types import (
+    default_values,
+    part_types,
+    unread_defaults,
+    unread_settings,
+)
 from wqk.families.naming import embedding_table
 from wqk.model import Model
 from wqk.sameness.all_tensors import copy_of
@@ -73,14 +78,33 @@ def lost_settings(models: Sequence[Model]) -> list[str]:
     if not all("architectures" in config for config in configs):
         return []
     reference, candidate = _unread_settings(models)
-    values = reference | candidate
-    defaults = default_values(model_type)
     lost = []
     for path in sorted(reference.keys() ^ candidate.keys()):
-        key, value = path[-1], values[path]
-        if key not in COMPARED_BY_EFFECT and value and value != defaults.get(key):
+        if path in reference:
+            value, silent_config = reference[path], configs[1]
+        else:
+            value, silent_config = candidate[path], configs[0]
+        is_lost = value and not _have_one_meaning(value, _default(silent_config, path))
+        if is_lost and path[-1] not in COMPARED_BY_EFFECT:
             lost.append(".".join(path))
     return lost
+
+
+def _default(config: Mapping[str, Any], path: SettingPath) -> Any:
+    """Return the value that `transformers` takes for a setting that a configuration omits.
+
+    None if the value is not known, as in a part that the configuration omits altogether.
+    """
+    *parts, key = path
+    model_type = config.get("model_type")
+    part: Any = config
+    for name in parts:
+        part = part.get(name)
+        if not isinstance(part, Mapping):
+            return None
+        model_type = part.get("model_type") or part_types(model_type).get(name, model_type)
+    defaults = {**unread_defaults(model_type), **default_values(model_type)}
+    return defaults.get(key)
 
 
 def of_attention(name: str, models: Sequence[Model]) -> bool:
@@ -113,9 +137,14 @@ def _are_equal(
     if key == "layer_types":
         reference, candidate = models
         return bool(_without_windows(reference, expected) == _without_windows(candidate, actual))
+    return _have_one_meaning(expected, actual)
+
+
+def _have_one_meaning(expected: Any, actual: Any) -> bool:
+    """Return whether two values are equal but for rounding, or spellings of one function."""
     if isinstance(expected, int | float) and isinstance(actual, int | float):
         return math.isclose(expected, actual, rel_tol=SAME_FREQUENCY)
-    expected_name, actual_name = (SPELLINGS.get(str(value), value) for value in values)
+    expected_name, actual_name = (SPELLINGS.get(str(value), value) for value in (expected, actual))
     return bool(expected == actual or expected_name == actual_name)
 
 
