@@ -37,6 +37,11 @@ FIGURES = (
 )
 TABLES = ("table1", "tableS2", "tableS3")
 
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+# A larger number of parameters is a typing error.
+MOST_PARAMETERS = 1e15
+
 # Similarity from which on a wrong name is taken for a right one; fig9 is no wrong fig2.
 ALIKE = 0.8
 
@@ -71,12 +76,39 @@ class FigureName(click.Choice[str]):
         )
 
 
+class ModelSize(click.ParamType):  # type: ignore[type-arg]
+    """A name and a number of parameters, which may end in k, M, B or T.
+
+    Examples
+    --------
+    >>> size = ModelSize()
+    >>> size("bert-base-uncased=109482240"), size("models/a=b=1.5B")
+    (('bert-base-uncased', 109482240), ('models/a=b', 1500000000))
+    """
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse what was typed."""
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"(.+)=([\d_]*\d(?:\.\d+)?(?:e\d+)?)([kmbgt]?)", value, re.IGNORECASE)
+        number = 0.0
+        if match:
+            number = float(match[2]) * UNITS[match[3].lower()]
+        if not match or not 1 <= number < MOST_PARAMETERS:
+            expected = "a checkpoint's name and a number, such as bert-base-uncased=109M"
+            self.fail(f"expected {expected}, got {value!r}", param, ctx)
+        return match[1], round(number)
+
+
 @documented
 @click.command()
 @click.argument("name", type=FigureName([*FIGURES, *TABLES]), metavar="NAME")
 @click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
 @click.option("--from", "sources", type=PATH, multiple=True, metavar="SOURCE")
 @click.option("-o", "--out", type=FILE)
+@click.option("--parameters", type=ModelSize(), multiple=True, metavar="NAME=N")
 @click.option("--published", is_flag=True)
 @click.option("--below", "level", type=Number(min=0), metavar="NATS")
 @click.option("--json", "as_json", is_flag=True)
@@ -85,6 +117,7 @@ def figure(
     more: tuple[Path, ...],
     sources: tuple[Path, ...],
     out: Path | None,
+    parameters: tuple[tuple[str, int], ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -118,6 +151,7 @@ def figure(
     \b
     Examples:
       wqk lab figure fig2 --from survey --out fig2.pdf
+      wqk lab figure fig2 --from mine.csv --parameters mine=109M
       wqk lab figure fig3 runs/wikipedia-*/
       wqk lab figure tableS2 --from survey --out tableS2.tex
 
@@ -127,6 +161,9 @@ def figure(
         Same as SOURCE; repeatable.
     out
         Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]
+    parameters
+        Size of a model in fig2, s1 and s2, in place of its checkpoint's, by the name of the
+        checkpoint or its last part, such as bert-base-uncased=109M; repeatable.
     published
         Below your runs, draw the paper's own as well (s3, s4).
     level
@@ -136,8 +173,10 @@ def figure(
     """
     from wqk_lab.figures import read_sources
 
-    contents = replace(read_sources(*sources, *more), **options)
+    contents = replace(read_sources(*sources, *more), parameters=dict(parameters), **options)
     if name in TABLES:
+        if parameters:
+            raise click.UsageError(f"--parameters is for fig2, s1 and s2; got {name}: leave it out")
         if as_json:
             raise click.UsageError(f"{name} is text; wqk lab atlas --json prints its rows")
         _write_table(name, contents, out)
@@ -164,8 +203,9 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     if name == "pairs" and sources.pairs is not None:
         for line in sentences(sources.pairs, numbers(name, sources)):
             display.say(line)
-    if name in SETS and (missing := left_out(sources.scores)):
-        display.say(f"not drawn, since their size is not known: {', '.join(missing)}")
+    if name in SETS:
+        for line in left_out(sources.scores, sources.parameters):
+            display.say(f"not drawn, {line}")
     display.say(f"{name}: {out}")
 
 

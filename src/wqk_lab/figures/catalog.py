@@ -41,7 +41,7 @@ UNNAMED_RUNS = "these runs"
 
 
 def _models(name: str, sources: Sources) -> pl.DataFrame:
-    return model_sizes.model_rows(name, sources.scores)
+    return model_sizes.model_rows(name, sources.scores, sources.parameters)
 
 
 def _pairs(name: str, sources: Sources) -> pl.DataFrame:
@@ -137,6 +137,11 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
         )
     if sources.level is not None and name != WITH_LEVEL:
         raise RunError(f"level={sources.level:g} is for {WITH_LEVEL}; got {name}: leave it out")
+    if sources.parameters and name not in model_sizes.SETS:
+        raise RunError(
+            f"numbers of parameters are for {', '.join(model_sizes.SETS)}; got {name}: leave them "
+            "out"
+        )
     return FIGURES[name].numbers(sources)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,12 @@ from wqk._style import (
     new_figure,
     style,
 )
-from wqk.errors import TableError
+from wqk.errors import TableError, did_you_mean
 from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures import latest, letter
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable
-from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize
+from wqk_lab.atlas import all_published, drawn_models, flags, published, sound_models, summarize
 from wqk_lab.atlas.ranks import ATLAS_COLUMNS
 from wqk_lab.figures.by_layer import draw_form, separate_labels
 
@@ -67,18 +68,34 @@ EXTREMES = 3
 QUERIES_AND_KEYS_ALONE = 0.9
 
 
-def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
+# Reasons for which no figure places a checkpoint by its size.
+OTHER_FORMS = (
+    "no scores of plain self-attention, as of wqk scan without --fold-norm, --bias, --circuit, "
+    "--gamma and --distance"
+)
+OTHER_STACK = "neither an encoder nor a decoder"
+NO_SIZE = "no number of parameters in the table"
+ALONE = "queries and keys alone, without the other parameters of the model"
+
+# Checkpoints named in a message; the remaining ones are counted.
+LISTED = 5
+
+
+def model_rows(
+    figure: str, table: ScoreTable | None = None, parameters: Mapping[str, int] | None = None
+) -> pl.DataFrame:
     """Return the rows of ``fig2`` (language), ``s1`` (vision, audio) or ``s2`` (both stacks).
 
     Every sound published model once, every published artifact, then own scores at their last step.
     Own models are shown in the figure whose set they belong to; those of no set in ``s2`` if they
     have an encoder and a decoder, otherwise in the other two. Columns are those of
-    `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``.
+    `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``. ``parameters`` are sizes of
+    own models by the name of their checkpoint, or its last part.
 
     Raises
     ------
     TableError
-        The size of no own model is known.
+        The size of no own model is known, or ``parameters`` names no checkpoint of the table.
 
     Examples
     --------
@@ -86,13 +103,11 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
     [('decoder', False, 28), ('decoder', True, 21), ('encoder', False, 4), ('encoder', True, 21)]
     """
-    own_rows = _own_rows(table)
+    sizes = _sizes(table, parameters or {})
+    own_rows = _own_rows(table, sizes)
     if table is not None and len(table) and own_rows.is_empty():
-        raise TableError(
-            f"{figure} places models by their size; of what was given it knows none: these are "
-            "checkpoints of queries and keys alone, no encoders or decoders, or other forms; set "
-            "the numbers of their parameters in the table's column 'parameters'"
-        )
+        absent = left_out(table, parameters)
+        raise TableError(f"{figure} places models by their size; {'; '.join(absent)}")
     frames = []
     for rows in (_published_rows(), own_rows):
         figures = {model: _figures_of(model, rows) for model in rows["model"].unique()}
@@ -101,13 +116,102 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def left_out(table: ScoreTable | None) -> list[str]:
-    """Return the checkpoints of a table that no figure places by their size."""
-    placed = set(_own_rows(table)["model"])
+def left_out(table: ScoreTable | None, parameters: Mapping[str, int] | None = None) -> list[str]:
+    """Return the checkpoints of a table that no figure places by their size, one line a reason.
+
+    A line about unknown sizes ends with the option and the argument that supply one.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> left_out(wqk.scan(wqk.demo_model("encoder"), gamma=3.0))[0].partition(",")[0]
+    'encoder: no scores of plain self-attention'
+    """
     if table is None:
         return []
-    models = summarize(latest(table))["model"].unique(maintain_order=True)
-    return [name for name in models if name not in placed]
+    sizes = _sizes(table, parameters or {})
+    placed = set(_own_rows(table, sizes)["model"])
+    names_by_reason: dict[str, list[str]] = {}
+    for name in table.frame["checkpoint"].unique(maintain_order=True):
+        if name not in placed:
+            reason = _reason(name, table.filter(pl.col("checkpoint") == name), sizes)
+            names_by_reason.setdefault(reason, []).append(name)
+    return [
+        f"{_listed(names)}: {reason}{_advice(names[0]) if reason in (NO_SIZE, ALONE) else ''}"
+        for reason, names in names_by_reason.items()
+    ]
+
+
+def _reason(name: str, table: ScoreTable, sizes: Mapping[str, int]) -> str:
+    """Return the reason for which no figure places the only checkpoint of a table."""
+    rows = summarize(latest(table))
+    if rows.is_empty():
+        return OTHER_FORMS
+    if not set(rows["stack"]) & set(STACKS):
+        return OTHER_STACK
+    return NO_SIZE if rows["parameters"].is_null().all() and name not in sizes else ALONE
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of a list, and the number of the others.
+
+    Examples
+    --------
+    >>> _listed(["models/a", "b"]), _listed([*"abcdefg"])
+    ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{', '.join(map(last_part, names[:LISTED]))}{more}"
+
+
+def _advice(checkpoint: str) -> str:
+    """Return the end of a message: the option and the argument that supply a model's size.
+
+    Examples
+    --------
+    >>> _advice("models/bert-base-uncased").partition(", in Python")[0]
+    '; give its size: --parameters bert-base-uncased=109000000'
+    >>> _advice("models/mine")
+    '; give its size: --parameters mine=N, in Python Sources(..., parameters={"mine": N})'
+    """
+    name = last_part(checkpoint)
+    model = pl.col("model").str.split("/").list.last().str.to_lowercase()
+    sizes = all_published().filter(model == name.lower())["parameters"].drop_nulls().unique()
+    size = str(sizes[0]) if len(sizes) == 1 else "N"
+    return (
+        f"; give its size: --parameters {shlex.quote(name)}={size}, in Python "
+        f'Sources(..., parameters={{"{name}": {size}}})'
+    )
+
+
+def _sizes(table: ScoreTable | None, parameters: Mapping[str, int]) -> dict[str, int]:
+    """Return the given numbers of parameters by checkpoint.
+
+    Raises
+    ------
+    TableError
+        A name fits no checkpoint of the table or several, or a number is none of parameters.
+    """
+    checkpoints: list[str] = []
+    if table is not None:
+        checkpoints = table.frame["checkpoint"].unique(maintain_order=True).to_list()
+    sizes: dict[str, int] = {}
+    for name, size in parameters.items():
+        fitting = [checkpoint for checkpoint in checkpoints if checkpoint == name]
+        fitting = fitting or [each for each in checkpoints if last_part(each) == name]
+        if not fitting:
+            known = [*map(last_part, checkpoints)]
+            advice = did_you_mean(name, known) or f"; there are: {', '.join(known) or 'none'}"
+            raise TableError(f"parameters of {name}: no such checkpoint in the table{advice}")
+        if len(fitting) > 1:
+            raise TableError(
+                f"parameters of {name}: several checkpoints have this name; expected one of "
+                f"{', '.join(fitting)}"
+            )
+        if size < 1:
+            raise TableError(f"parameters of {name}: expected a whole number from 1 on, got {size}")
+        sizes[fitting[0]] = size
+    return sizes
 
 
 @style()
@@ -144,18 +248,20 @@ def _published_rows() -> pl.DataFrame:
     return pl.concat([sound_models(), once, drawn_models()])
 
 
-def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
-    """One row for each encoder and decoder in a score table."""
+def _own_rows(table: ScoreTable | None, sizes: Mapping[str, int]) -> pl.DataFrame:
+    """One row for each encoder and decoder in a score table; ``sizes`` replace those of it."""
     if table is None:
         return pl.DataFrame(schema=ATLAS_COLUMNS)
-    rows = summarize(latest(_whole_models(table)))
+    rows = summarize(latest(_whole_models(table, sizes)))
+    size = pl.col("model").replace_strict(sizes, default=None, return_dtype=pl.Int64)
+    rows = rows.with_columns(parameters=pl.coalesce(size, "parameters"))
     return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
         ["stack", "parameters"]
     )
 
 
-def _whole_models(table: ScoreTable) -> ScoreTable:
-    """Return the table without checkpoints that only contain queries and keys."""
+def _whole_models(table: ScoreTable, sizes: Collection[str]) -> ScoreTable:
+    """Return the table without checkpoints of queries and keys alone, except those of ``sizes``."""
     layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
     # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
     weights = pl.col("rank") * (
@@ -164,7 +270,8 @@ def _whole_models(table: ScoreTable) -> ScoreTable:
     read = layers.group_by("checkpoint").agg(
         weights.sum().alias("read"), pl.col("parameters").max()
     )
-    alone = read.filter(pl.col("read") >= QUERIES_AND_KEYS_ALONE * pl.col("parameters"))
+    is_alone = pl.col("read") >= QUERIES_AND_KEYS_ALONE * pl.col("parameters")
+    alone = read.filter(is_alone, ~pl.col("checkpoint").is_in([*sizes]))
     return table.filter(~pl.col("checkpoint").is_in(alone["checkpoint"].implode()))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 
@@ -34,6 +35,9 @@ class Sources:
         Training loss in nats; the figure ``dose`` shows when runs fall below it.
     pairs
         The last survey of pairs among the sources.
+    parameters
+        Numbers of parameters of own models in ``fig2``, ``s1`` and ``s2``, in place of those in the
+        table: by the name of the checkpoint or the last part of the name.
     """
 
     runs: tuple[Run, ...] = ()
@@ -42,6 +46,7 @@ class Sources:
     published: bool = False
     level: float | None = None
     pairs: PairSurvey | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def runs_with_steps(self) -> tuple[Run, ...]:

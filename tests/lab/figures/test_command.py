@@ -65,6 +65,28 @@ def test_numbers_as_csv_and_json(tmp_path: Path) -> None:
     assert len(rows) == len(lines) - 1
 
 
+def test_the_size_of_a_model_is_given_on_the_command_line(tmp_path: Path) -> None:
+    scores, out = tmp_path / "own.csv", tmp_path / "fig2.csv"
+    table(row(0, checkpoint="models/my bert", parameters=None)).write(scores)
+    refused = refuse("lab", "figure", "fig2", scores)
+    assert "my bert: no number of parameters in the table; give its size: --parameters" in refused
+    assert "--parameters 'my bert'=N, in Python Sources(..., parameters={" in refused
+    for size, number in (("109482240", 109_482_240), ("109.5M", 109_500_000), ("1e3", 1000)):
+        done = wqk("fig2", scores, "--parameters", f"my bert={size}", "--out", out)
+        assert done.stderr.strip() == f"fig2: {out}"
+        assert f"own,my bert,models/my bert,encoder,,{number},0.1" in out.read_text()
+    for wrong in ("my bert", "my bert=", "=5", "my bert=many", "my bert=-5", "my bert=0", "a=1e99"):
+        usage = run("lab", "figure", "fig2", scores, "--parameters", wrong, exits=2).stderr
+        assert "such as bert-base-uncased=109M, got" in usage
+    assert "fig2, s1, s2; got heads" in refuse(
+        "lab", "figure", "heads", scores, "--parameters", "a=1"
+    )
+    usage = run("lab", "figure", "tableS2", scores, "--parameters", "a=1", exits=2).stderr
+    assert "--parameters is for fig2, s1 and s2; got tableS2" in usage
+    refused = refuse("lab", "figure", "fig2", "--parameters", "a=1")
+    assert "parameters of a: no such checkpoint in the table; there are: none" in refused
+
+
 def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
     printed = wqk("tableS3")
     assert "| BERT-tiny | −0.79 |" in printed.stdout

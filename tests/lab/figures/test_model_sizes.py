@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -65,7 +66,7 @@ def test_of_several_steps_the_last_counts() -> None:
 
 def test_scores_of_other_forms_are_refused() -> None:
     folded = ScoreTable(table(row(0)).frame, {"folded_norms": True})
-    with pytest.raises(TableError, match="or other forms"):
+    with pytest.raises(TableError, match="model: no scores of plain self-attention"):
         model_rows("fig2", folded)
 
 
@@ -117,9 +118,52 @@ def test_a_checkpoint_of_queries_and_keys_alone_has_no_size() -> None:
     attention_alone = row(0, checkpoint="alone", parameters=weights + 128, **shape)
     complete = row(0, checkpoint="whole", parameters=10 * weights, **shape)
     assert own("fig2", attention_alone, complete) == [("whole", "encoder")]
-    assert left_out(table(attention_alone, complete)) == ["alone"]
-    with pytest.raises(TableError, match="of what was given it knows none"):
+    scores = table(attention_alone, complete)
+    (line,) = left_out(scores)
+    assert line.startswith("alone: queries and keys alone, without the other parameters")
+    assert "--parameters alone=N, in Python" in line
+    with pytest.raises(TableError) as caught:
         own("fig2", attention_alone)
+    message = str(caught.value)
+    assert message.startswith("fig2 places models by their size; alone: queries and keys alone, ")
+    assert '; give its size: --parameters alone=N, in Python Sources(..., parameters={"' in message
+    assert "or" not in message.split()  # one reason, not a list of possible ones
+    sized = model_rows("fig2", scores, {"alone": 12_345}).filter(source="own")
+    assert sized.select("name", "parameters").rows() == [
+        ("alone", 12_345),
+        ("whole", 10 * weights),
+    ]
+    assert left_out(scores, {"alone": 12_345}) == []
+
+
+def test_each_model_that_is_not_placed_has_its_own_reason() -> None:
+    scores = table(
+        row(0, checkpoint="org/bert-base-uncased", parameters=None),
+        row(0, checkpoint="far", distance=4),
+        row(0, checkpoint="wide", stack="backbone"),
+        row(0, checkpoint="good"),
+    )
+    unsized, far, wide = left_out(scores)
+    assert unsized.startswith("bert-base-uncased: no number of parameters in the table")
+    assert "--parameters bert-base-uncased=109000000, in Python" in unsized  # the published size
+    assert far.startswith("far: no scores of plain self-attention")
+    assert wide == "wide: neither an encoder nor a decoder"
+    sized = model_rows("fig2", scores, {"org/bert-base-uncased": 5, "good": 7})
+    assert sized.filter(source="own")["parameters"].to_list() == [5, 7]
+
+
+def test_sizes_are_of_checkpoints_of_the_table() -> None:
+    scores = table(row(0, checkpoint="a/mine"), row(0, checkpoint="b/mine"), row(0))
+    for parameters, message in (
+        ({"modle": 5}, "no such checkpoint in the table; did you mean 'model'?"),
+        ({"x": 5}, "no such checkpoint in the table; there are: mine, mine, model"),
+        ({"mine": 5}, "several checkpoints have this name; expected one of a/mine, b/mine"),
+        ({"model": 0}, "parameters of model: expected a whole number from 1 on, got 0"),
+    ):
+        with pytest.raises(TableError, match=re.escape(message)):
+            model_rows("fig2", scores, parameters)
+    with pytest.raises(TableError, match="no such checkpoint in the table; there are: none"):
+        model_rows("fig2", None, {"mine": 5})
 
 
 def test_a_form_of_zeros_or_that_is_not_square_is_no_example_of_symmetry() -> None:
