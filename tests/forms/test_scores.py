@@ -525,3 +525,28 @@ def test_coupling_takes_a_layer_of_a_model() -> None:
     np.testing.assert_array_equal(coupling(model, layer=-1), expected)
     with pytest.raises(FormError, match=r"wqk.open\(ref\)\[0\].heads"):
         coupling(model)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scores_keep_their_ranges_despite_rounding(dtype):
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        query = rng.standard_normal((6, 32, 8)).astype(dtype)
+        for sign in (1, -1):
+            # Of A Bᵀ ± B Aᵀ, the transpose is the same matrix but for the sign.
+            key = rng.standard_normal((6, 32, 8)).astype(dtype)
+            form = BilinearForm(
+                np.concatenate([query, key], -1), np.concatenate([key, sign * query], -1)
+            )
+            np.testing.assert_allclose(form.symmetry, sign, rtol=1e-5)
+            assert np.all(np.abs(form.symmetry) <= 1)
+            assert np.all(np.abs(coupling(form)) <= 1)
+        single = np.zeros((6, 32, 1), dtype)
+        single[:, 3] = query[:, 3, :1]
+        assert np.all(BilinearForm(single, single).symmetry_null <= 1)
+
+
+def test_the_terms_of_a_layer_are_plain_numbers():
+    rng = np.random.default_rng(0)
+    heads = BilinearForm(*rng.standard_normal((2, 4, 16, 2)).astype(np.float32))
+    assert [type(term) for term in head_terms(heads)] == [float] * 3

@@ -605,7 +605,9 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
     def symmetry(self) -> Scores:
         """s, shape (...), of a square form; see `wqk.symmetry`."""
         self.require_square("symmetry")
-        return self.number(self.moments.share(self.moments.trace_of_square))
+        xp = array_namespace(self.query, self.key)
+        share = self.moments.share(self.moments.trace_of_square)
+        return self.number(xp.clip(share, -1.0, 1.0))  # rounding may exceed the bounds
 
     @property
     def symmetry_null(self) -> Scores:
@@ -613,7 +615,8 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         self.require_square("symmetry_null")
         xp = array_namespace(self.query, self.key)
         diagonal = kernels.row_dots(self.moments.query, self.moments.key, xp)
-        return self.number(self.moments.share(xp.sum(diagonal * diagonal, axis=-1)))
+        share = self.moments.share(xp.sum(diagonal * diagonal, axis=-1))
+        return self.number(xp.clip(share, 0.0, 1.0))
 
     @property
     def directionality(self) -> Scores:

@@ -141,12 +141,12 @@ class HeadTerms(NamedTuple):
 
     The two add up to the layer's symmetry but are not shares of it: if heads cancel in the sum,
     both are large. ``within_random``, for comparison, is the expected term within heads if the same
-    rank dimensions were assigned to heads at random.
+    rank dimensions were assigned to heads at random. Of a NumPy form, all three are plain numbers.
     """
 
-    within: Float[Array, ""]
-    between: Float[Array, ""]
-    within_random: Float[Array, ""]
+    within: Scores
+    between: Scores
+    within_random: Scores
 
 
 def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTerms:
@@ -193,10 +193,12 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     dimensions = key_heads * heads.rank  # r
     # The probability that two dimensions fall to one key head, and their queries to one head.
     probability = (heads.rank - 1) / max(1, dimensions - 1) / queries_per_key
+    between = layer.moments.share(layer.moments.trace_of_square) - within
+    within_random = layer.moments.share(xp.sum(single_terms**2) + probability * pair_terms)
     return HeadTerms(
-        within=within,
-        between=layer.moments.share(layer.moments.trace_of_square) - within,
-        within_random=layer.moments.share(xp.sum(single_terms**2) + probability * pair_terms),
+        within=layer.number(within),
+        between=layer.number(between),
+        within_random=layer.number(within_random),
     )
 
 
@@ -245,7 +247,8 @@ def coupling(heads: Any, layer: int | None = None) -> Float[Array, "heads heads"
     key = xp.reshape(key, (groups, *key.shape[-2:]))
     norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
     traces = _traces_of_products(query, xp.matrix_transpose(key), xp)
-    return quotient(traces, norms[:, None] * norms[None, :], xp)
+    cosines = quotient(traces, norms[:, None] * norms[None, :], xp)
+    return xp.clip(cosines, -1.0, 1.0)  # rounding may exceed the bounds
 
 
 def _traces_of_products(
