@@ -393,7 +393,7 @@ def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
     assert measured.shares.filter(part="random")["share"].null_count() == 0
     assert [row["layer"] for row in measured.to_dict()["control_size"]] == [0, 1]
     assert "of the random mirror M by layer (decoder): 1.0" in repr(measured)
-    assert "with the share of random, not with 100 %" in repr(measured)
+    assert "with random, not with 100 %" in repr(measured)
 
 
 def test_a_picture_of_parts_has_each_share_and_each_loss() -> None:

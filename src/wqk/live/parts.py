@@ -207,7 +207,7 @@ class Parts(Result):
             f"the mean of the halves that {about['draws']} random involutions select, which keep "
             "the second moments of each block's inputs."
         )
-        yield "Compare the shares of symmetric and skew with the share of random, not with 100 %."
+        yield "Compare the shares of symmetric and skew with random, not with 100 %."
         for (stack,), rows in self.control_size.group_by("stack", maintain_order=True):
             sizes = ", ".join(number(size, 2) for size in rows["size"])
             yield f"control_size, ‖M‖² / ‖S‖² of the random mirror M by layer ({stack}): {sizes}"
