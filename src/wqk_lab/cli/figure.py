@@ -151,7 +151,7 @@ def figure(
     \b
     Examples:
       wqk lab figure fig2 --from survey --out fig2.pdf
-      wqk lab figure fig2 --from mine.csv --parameters mine=109M
+      wqk lab figure fig2 --from bert.parquet --parameters bert-base-uncased=109M
       wqk lab figure fig3 runs/wikipedia-*/
       wqk lab figure tableS2 --from survey --out tableS2.tex
 
