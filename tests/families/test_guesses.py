@@ -299,6 +299,26 @@ def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Path) 
     assert wqk.open(module, family=str(family))[0].head_count == 4
 
 
+def test_a_family_file_that_misspells_a_key_is_named(tmp_path: Path) -> None:
+    names = [f"net.{layer}.to_{side}.weight" for layer in (0, 1) for side in "qk"]
+    tensors = {name: draw(D, D, seed=seed) for seed, name in enumerate(names)}
+    for spelling, message in (
+        (
+            "net.{layer}.to_key",
+            r"family file names the key 'net\.0\.to_key', .*mean 'net\.0\.to_k'",
+        ),
+        ("somewhere.{layer}.else", "which the checkpoint lacks; correct the name in the file"),
+    ):
+        family = own(tmp_path, "net.{layer}.to_q", spelling)
+        with pytest.raises(CheckpointError, match=message):
+            wqk.open(Module(tensors, CONFIG), family=str(family))
+    # A file that lacks the key of a single layer is incomplete.
+    family = own(tmp_path, "net.{layer}.to_q", "net.{layer}.to_k")
+    del tensors["net.1.to_k.weight"]
+    with pytest.raises(CheckpointError, match=r"incomplete, tensor 'net\.1\.to_k\.weight'"):
+        wqk.open(Module(tensors, CONFIG), family=str(family))
+
+
 def test_a_family_can_be_like_another(tmp_path: Path) -> None:
     family = tmp_path / "own.toml"
     like = 'name = "own"\nmodel_types = ["own"]\nlike = "llama"\n'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Tensors
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, did_you_mean
 from wqk.families.candidates import RECURRENT, candidates
 from wqk.families.layouts import Composed
 from wqk.families.naming import weight_name
@@ -169,6 +169,8 @@ def _layers_of_spelling(
     )
     if not rule.every_layer:  # otherwise the gap is noticed
         _require_plain_weights(tensors, prefix, query, indices)
+    if rule.exact and keyless < len(indices):
+        _require_key(tensors, [prefix + _fill(key, index) for index in indices])
     layers = []
     for number, index in enumerate(indices):
         stem = prefix + _fill(query, index)
@@ -184,6 +186,20 @@ def _layers_of_spelling(
                 f"incomplete, tensor {missing[0]!r} is missing; download the checkpoint again"
             )
     return layers
+
+
+def _require_key(tensors: Tensors, keys: Sequence[str]) -> None:
+    """Check that a layer has its key; if none has, the family file of the user misspells the name.
+
+    ``keys`` are the names of all layers, as the family file spells them.
+    """
+    if any(_stored(key, tensors) in tensors for key in keys):
+        return
+    stored_names = [name.removesuffix(".weight") for name in tensors]
+    raise CheckpointError(
+        f"the family file names the key {keys[0]!r}, which the checkpoint lacks"
+        f"{did_you_mean(keys[0], stored_names) or '; correct the name in the file'}"
+    )
 
 
 def require_whole_layers(tensors: Tensors, rules: Sequence[AttentionRule]) -> None:
