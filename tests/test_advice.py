@@ -99,6 +99,7 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
     unsaid = dict(unsure.state_dict())
     unsure = wqk.open(unsure, heads_per_layer=4)
     family_file = Path(wqk.__file__).parent / "families/data/nanogpt.toml"
+    unlike = (wqk.demo_model("encoder"), wqk.demo_model("induction"))  # of 4 layers, and of 2
     return [
         Advice(lambda: Head(3, 0), "wqk.open(ref)[layer, head]", [lambda: wqk.open("llama")[1, 0]]),
         Advice(
@@ -182,6 +183,14 @@ def cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Advice]:
             lambda: wqk.clip_(guess, 100, maxima),
             "wqk.verify(model, batch)",
             [lambda: wqk.verify(guess, inputs), lambda: wqk.clip_(guess, 100, maxima)],
+        ),
+        Advice(
+            lambda: wqk.diff(*unlike), "wqk scan REFERENCE CANDIDATE", [commands("scan REF llama")]
+        ),
+        Advice(
+            lambda: wqk.diff(*unlike),
+            "wqk.scan([reference, candidate])",
+            [lambda: wqk.scan([*unlike])],
         ),
         Advice(
             lambda: wqk.report(3),
