@@ -312,6 +312,10 @@ def test_a_family_file_that_misspells_a_key_is_named(tmp_path: Path) -> None:
         family = own(tmp_path, "net.{layer}.to_q", spelling)
         with pytest.raises(CheckpointError, match=message):
             wqk.open(Module(tensors, CONFIG), family=str(family))
+    bare = {name.removesuffix(".weight"): array for name, array in tensors.items()}
+    family = own(tmp_path, "net.{layer}.to_query", "net.{layer}.to_k")
+    with pytest.raises(CheckpointError, match=r"mean 'net\.0\.to_q'\?; or choose .* family=NAME"):
+        wqk.open(Module(bare, CONFIG), family=str(family))
     # A file that lacks the key of a single layer is incomplete.
     family = own(tmp_path, "net.{layer}.to_q", "net.{layer}.to_k")
     del tensors["net.1.to_k.weight"]

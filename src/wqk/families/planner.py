@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from wqk.checkpoints import Checkpoint
-from wqk.errors import CheckpointError, UnknownFamily
+from wqk.errors import CheckpointError, UnknownFamily, did_you_mean
 from wqk.families.config import LARGEST_COUNT, Config
 from wqk.families.fitting import require_fitting
 from wqk.families.model_types import always_present
@@ -422,9 +422,9 @@ def _absence(checkpoint: Checkpoint, family: Family) -> CheckpointError:
     expected = spelling.replace("{layer}", "0")
     module = f".{expected.rpartition('.')[2]}."
     similar = next((name for name in names if module in name), None)
-    actual = f", got {similar!r}" if similar else ""
+    actual = f", got {similar!r}" if similar else did_you_mean(expected, names)
     return CheckpointError(
         f"none of its {len(names)} tensors are the queries and keys of family "
-        f"{family.name}; expected names such as {weight_name(expected)!r}{actual}; choose another "
-        "family (family=)"
+        f"{family.name}; expected names such as {weight_name(expected)!r}{actual}; or choose "
+        "another family with family=NAME"
     )

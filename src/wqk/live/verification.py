@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wqk._console import Result, counted
+from wqk._console import Result, counted, display_name
 from wqk._junit import Case
 from wqk.attention import Block
 from wqk.checkpoints import Part, steps_of
@@ -291,7 +291,8 @@ class Verification(Result):
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
 
-        yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
+        title = display_name(self.checkpoint)
+        yield Text.assemble((title, "bold"), f"\nfamily {self.family}\n")
         yield self._table()
         if any(block.form_difference is not None for block in self.blocks):
             yield Text(
