@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -622,6 +623,23 @@ def test_what_a_model_predicts_and_that_its_whole_loss_is_its_own(name: str, pre
             expected = float(model(ids, labels=ids).loss)
     assert measured.predicts == predicts
     assert measured.shares["loss"][0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scores_that_explain_nothing_have_no_picture_and_a_reason() -> None:
+    model = adapted(r=2, init_lora_weights=False)
+    measured = wqk.parts(model, tokens=TOKENS.reshape(50, 8), draws=1)
+    null = pl.lit(None, pl.Float64)
+    shares = measured.shares.with_columns(share=null, low=null, high=null)
+    nothing = replace(measured, shares=shares)
+    assert "the loss is higher by no more than chance between blocks" in " ".join(
+        str(nothing).split()
+    )
+    with pytest.raises(CheckpointError, match=r"explain nothing of the loss\. There is no share"):
+        nothing.plot()
+    of_scores = pl.lit(0.5)
+    explained = replace(measured, shares=shares.with_columns(share=of_scores, low=null, high=null))
+    assert "chance between blocks" not in str(explained)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -208,6 +208,12 @@ class Parts(Result):
             "the second moments of each block's inputs."
         )
         yield "Compare the shares of symmetric and skew with random, not with 100 %."
+        if self.shares.filter(part="symmetric")["share"].is_null().any():
+            yield (
+                "–: without these scores the loss is higher by no more than chance between blocks, "
+                "so that there is no share; train longer, or give a text of the kind that the "
+                "model was trained on."
+            )
         for (stack,), rows in self.control_size.group_by("stack", maintain_order=True):
             sizes = ", ".join(number(size, 2) for size in rows["size"])
             yield f"control_size, ‖M‖² / ‖S‖² of the random mirror M by layer ({stack}): {sizes}"
@@ -232,9 +238,13 @@ class Parts(Result):
         ------
         MissingPackage
             matplotlib is not installed.
+        CheckpointError
+            The attention scores explain nothing of the loss, and no curves were measured.
         """
         from wqk.reporting.pictures import parts_figure
 
+        if self.curves.is_empty() and self.shares["share"].is_null().all():
+            raise CheckpointError(f"{self.checkpoint}: {self.sentence} There is no share to draw")
         return parts_figure(self.shares, self.curves, self.predicts)
 
     _drawn = plot

@@ -670,6 +670,8 @@ def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
     if reader is None:
         missing = "" if path.exists() else "no such file or folder; "
         got = f"; got {path.suffix!r}" if path.suffix or path.exists() else ""
+        if path.suffix == ".npz":
+            got += ", details of a scan: give its table, and the file with --details"
         raise TableError(
             f"{path}: {missing}expected a table in {', '.join(READERS)}{got}", path=path
         )

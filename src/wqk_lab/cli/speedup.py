@@ -106,7 +106,7 @@ def lines_of(
         f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (smoothed over {smoothing:.0%} of the steps), mean and "
         "95 % interval; none for a single seed or equal differences. Speed-up: share of the steps "
-        "saved until the loss reaches where the other ends."
+        "saved until the loss, by a falling curve through it, reaches where the other ends."
         + ("" if below is None else f" Below {below:g}: steps later than the baseline."),
         style="dim",
     )

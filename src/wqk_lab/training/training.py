@@ -329,10 +329,15 @@ def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
         for name in now
         if name in before and now[name] != before[name]
     ]
-    if changed:
-        LOG.warning(
-            "%s: resumed with %s; its numbers can differ in their last digits from those of a run "
-            "that was never interrupted",
-            folder,
-            ", ".join(changed),
-        )
+    if not changed:
+        return
+    advice = ""
+    if now.get("threads") != before.get("threads", now.get("threads")):
+        advice = f"; --threads {before['threads']} has its own number"
+    LOG.warning(
+        "%s: resumed with %s; its numbers can differ in their last digits from those of a run "
+        "that was never interrupted%s",
+        folder,
+        ", ".join(changed),
+        advice,
+    )
