@@ -405,7 +405,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.scan(ref).plot(ax=None), TypeError, "figure.savefig(path)"),
         Mistake(lambda: model.cfg.n_layers, AttributeError, "n_layers, model.n_heads"),
         Mistake(lambda: wqk.repair(ref, ref), AttributeError, "candidate, repair=folder)"),
-        Mistake(lambda: wqk.scan(ref).filter("symetry > 0"), TableError, "is no condition on this"),
+        Mistake(lambda: wqk.scan(ref).filter("symetry > 0"), TableError, "did you mean 'symmetry'"),
         Mistake(lambda: wqk.scan(ref).filter("symmetry >"), TableError, "expected one such as"),
         Mistake(lambda: wqk.scan(ref).nlargest(3, "symmetry"), TableError, "on table.layers or on"),
         Mistake(lambda: model[0, 1].symmetric_part(), TypeError, "has no parentheses"),
