@@ -165,7 +165,9 @@ def test_nothing_is_written_of_a_difference_without_a_cause(tmp_path: Path) -> N
     random = np.random.default_rng(1)
     drawn = {name: random.standard_normal(value.shape) for name, value in tensors.items()}
     copy = write(tmp_path / "copy", {n: v.astype(np.float32) for n, v in drawn.items()}, config)
-    with pytest.raises(CheckpointError, match="no repair is known of: different weights"):
+    with pytest.raises(
+        CheckpointError, match="no repair is known of this difference: different weights"
+    ):
         wqk.same(original, copy, repair=tmp_path / "fixed")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "original"]
 

@@ -121,7 +121,8 @@ class Likeness:
     equal
         Share of values that are equal but for rounding to 16 bits.
     correlation
-        Correlation of the values; None if all values of a model are equal.
+        Correlation of the values, without what all rows of embeddings share and without the mean
+        of each norm's gains; None if all values of a model are equal.
     """
 
     what: str

@@ -158,7 +158,9 @@ def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]
         listed = "; ".join(unexplained[:MOST_LISTED])
         if len(unexplained) > MOST_LISTED:
             listed += "; …"
-        raise CheckpointError(f"--repair: no repair is known of: {listed}; nothing was written")
+        raise CheckpointError(
+            f"--repair: no repair is known of this difference: {listed}; nothing was written"
+        )
 
 
 def write_repaired(
