@@ -6,17 +6,17 @@ Installed packages may add the place of the scores among those of other models.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import PurePath
 from typing import Any
 
 import polars as pl
 
 from wqk._console import count, kind_in_words, number
 from wqk.errors import TableError
-from wqk.tables.rendering import HEADLINE, STATUS_MEANINGS, label, place, shades_of
+from wqk.tables.rendering import HEADLINE, STATUS_MEANINGS, distinct_ends, label, place, shades_of
 from wqk.tables.rendering import notes as notes_of
 from wqk.tables.schema import GROUP, KEY, statuses
 from wqk.tables.score_table import ScoreTable
@@ -97,11 +97,17 @@ def colors(groups: Sequence[Group]) -> list[str]:
 
 def model_name() -> pl.Expr:
     """Return the checkpoint without its step's folder, and the revision unless that is a step."""
-    step = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
-    without = pl.col("checkpoint").str.strip_suffix(step).str.strip_chars_end("/\\")
-    name = pl.when(pl.col("step").is_null()).then(pl.col("checkpoint")).otherwise(without)
-    revision = pl.when(pl.col("step").is_null()).then(pl.format(" @ {}", "revision"))
+    checkpoint = pl.col("checkpoint")
+    is_step = pl.col("step").is_not_null()
+    step_folder = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
+    run_folder = checkpoint.str.strip_suffix(step_folder).str.strip_chars_end("/\\")
+    name = pl.when(is_step).then(run_folder).otherwise(checkpoint)
+    revision = pl.when(~is_step).then(pl.format(" @ {}", "revision"))
     return pl.concat_str(name.fill_null("unnamed"), revision.fill_null(""))
+
+
+# A Hub id with an owner, and perhaps with a revision.
+OWNED = re.compile(r"[^/]+/[^/]+")
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
@@ -112,18 +118,8 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     >>> list(short_names(["/a/bert", "/b/bert", "/c/gpt", "owner/model"]).values())
     ['a/bert', 'b/bert', 'gpt', 'owner/model']
     """
-    parts = {name: PurePath(name).parts or (name,) for name in names}
-
-    def shorten(name: str) -> str:
-        path = parts[name]
-        is_hub_id = len(path) == 2 and path[0] != "/"
-        for length in range(2 if is_hub_id else 1, len(path) + 1):
-            suffix = path[-length:]
-            if sum(other_path[-length:] == suffix for other_path in parts.values()) == 1:
-                return "/".join(suffix)
-        return name
-
-    return {name: shorten(name) for name in names}
+    end_by_name = distinct_ends(names)
+    return {name: name if OWNED.fullmatch(name) else end_by_name[name] for name in names}
 
 
 PARTIAL = {"partial": "not the model's whole attention score"}

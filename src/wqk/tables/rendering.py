@@ -767,7 +767,7 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ['1/last', '2/last']
     """
     checkpoints = [one_line(row["checkpoint"] or "unnamed") for row in rows]
-    end_by_checkpoint = _distinct_ends(checkpoints)
+    end_by_checkpoint = distinct_ends(checkpoints)
     names = [end_by_checkpoint[checkpoint] for checkpoint in checkpoints]
     rows_by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, row in zip(names, rows, strict=True):
@@ -783,7 +783,7 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return distinct_titles
 
 
-def _distinct_ends(names: Iterable[str]) -> dict[str, str]:
+def distinct_ends(names: Iterable[str]) -> dict[str, str]:
     """Return, by name, the shortest end of its path that no other name has; or the whole name."""
     counts: Counter[str] = Counter()
     ends_by_name: dict[str, list[str]] = {}

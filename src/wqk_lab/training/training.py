@@ -332,7 +332,7 @@ def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
     if not changed:
         return
     advice = ""
-    if now.get("threads") != before.get("threads", now.get("threads")):
+    if "threads" in before and now["threads"] != before["threads"]:
         advice = f"; --threads {before['threads']} has its own number"
     LOG.warning(
         "%s: resumed with %s; its numbers can differ in their last digits from those of a run "
