@@ -1,4 +1,4 @@
-"""Folders of a bucket, as they are listed: which objects they hold, and which folders."""
+"""Listings of the folders of a bucket: the objects and the folders in a folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Entry(NamedTuple):
 
 
 class BucketFolder:
-    """A folder of a bucket; it is listed when its objects are first asked for.
+    """A folder of a bucket, listed on first access to its objects.
 
     Parameters
     ----------
     address
-        Such as ``s3://bucket/run``; what follows ``?`` is ignored.
+        Such as ``s3://bucket/run``; a query (``?…``) is ignored.
     listing
-        Objects and folders as they were listed before; None to ask the store.
+        Objects and folders of an earlier listing; None to ask the store.
     """
 
     def __init__(self, address: str, listing: Any = None) -> None:
@@ -45,7 +45,7 @@ class BucketFolder:
 
     @property
     def key(self) -> str:
-        """Name of the folder that no other server's folder has."""
+        """Address of the folder with the endpoint of the server; unique among all servers."""
         return f"{self.endpoint} {self.address}"
 
     @property
@@ -77,7 +77,7 @@ class BucketFolder:
 
     @cached_property
     def deep(self) -> dict[str, Entry]:
-        """All objects in the folder and in those below, by their paths in it."""
+        """All objects in the folder and in the folders below, by path from the folder."""
         import obstore
 
         async def list_all() -> list[Any]:
@@ -92,7 +92,7 @@ class BucketFolder:
     def file(
         self, name: str, transfers: Transfers, cache: RangeCache, *, offline: bool = False
     ) -> RemoteFile | None:
-        """Open an object by its path from the folder; None if there is none."""
+        """Open an object by its path from the folder; None if no such object exists."""
         entry = self.objects.get(name)
         if entry is None and "/" in name and not name.startswith("../") and not offline:
             entry = self.deep.get(name)
@@ -133,12 +133,12 @@ def _quoted(tag: str | None) -> str | None:
 
 
 def matching_folders(address: str) -> list[str]:
-    """Addresses of the folders that an address with ``*`` in its last part names, sorted.
+    """Sorted addresses of the folders that match an address with ``*`` in the last part.
 
     Raises
     ------
     CheckpointError
-        There is none, an earlier part contains ``*``, or the address contains ``[``.
+        No folder matches, an earlier part contains ``*``, or the address contains ``[``.
     """
     if "[" in redacted(address):
         raise CheckpointError(
@@ -155,6 +155,6 @@ def matching_folders(address: str) -> list[str]:
 
 
 def step_names(address: str, is_step: Callable[[str], bool]) -> list[str]:
-    """Addresses of the folders directly below an address whose names are those of steps."""
+    """Addresses of the folders directly below an address that are named after training steps."""
     folder = BucketFolder(address)
     return [f"{folder.address}/{name}" for name in folder.folders if is_step(name)]

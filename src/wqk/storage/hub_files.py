@@ -1,8 +1,8 @@
-"""Repositories of the Hub: their listings, and where their files lie.
+"""Repositories of the Hub: their listings and the locations of their files.
 
-One request lists a revision's files with their sizes and the hashes of their contents. The listing
-is noted, so that without a network the same files are found again. `huggingface_hub` knows the
-login, the offline mode and its own cache; bytes come through `wqk.storage.remote_file`.
+One request lists a revision's files with their sizes and the hashes of their contents. A note in
+the cache keeps the listing for use without a network. `huggingface_hub` handles the login, the
+offline mode and its own cache; `wqk.storage.remote_file` reads the bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Unreachable(HubError):
 
 
 class HubFile(NamedTuple):
-    """A file in a listing; its size and hash are None where the Hub does not report them."""
+    """A file in a listing; size and hash are None if the Hub does not report them."""
 
     size: int | None
     content: str | None
@@ -46,7 +46,7 @@ class HubFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A revision's commit, and its files by their paths."""
+    """The commit of a revision, and the files of the revision by path."""
 
     commit: str
     files: dict[str, HubFile]
@@ -57,7 +57,7 @@ class Listing(NamedTuple):
 
 
 def listing_in(note: Any) -> Listing | None:
-    """Return the listing in a note; None if it is damaged, or there is none."""
+    """Return the listing in a note; None if the note is damaged or absent."""
     try:
         files = {path: checked(*entry) for path, entry in note["files"].items()}
         return Listing(str(note["commit"]), files)
@@ -66,7 +66,7 @@ def listing_in(note: Any) -> Listing | None:
 
 
 def checked(size: Any, content: Any, is_large: Any = True) -> HubFile:
-    """Return a file as it is claimed, without claims that mean nothing."""
+    """Return a listed file without invalid values."""
     is_size = type(size) is int and size >= 0
     return HubFile(
         size if is_size else None,
@@ -83,7 +83,7 @@ def list_repository(repository: str, revision: str | None, token: str | bool | N
     Unreachable
         The Hub cannot be reached.
     HubError
-        There is no such repository or revision, or not for this login.
+        The repository or revision does not exist, or this login has no access.
     """
     from huggingface_hub import HfApi
 
@@ -97,7 +97,7 @@ def list_repository(repository: str, revision: str | None, token: str | bool | N
 
 
 def listing_of(info: Any, revision: str) -> Listing:
-    """Return the listing in the Hub's answer, as far as the answer makes sense."""
+    """Return the listing in the Hub's answer, without invalid entries."""
     files = {}
     for sibling in info.siblings or ():
         if isinstance(sibling.rfilename, str):
@@ -118,7 +118,7 @@ def login_headers(token: str | bool | None) -> dict[str, str]:
 
 
 def place_on_hub(url: str, token: str | bool | None) -> Location:
-    """Ask the Hub where a file of its lies now; the address may be signed, and expire."""
+    """Ask the Hub for the present location of a file; a signed address expires."""
     from huggingface_hub import get_hf_file_metadata
 
     metadata = asked(lambda: get_hf_file_metadata(url, token=token, timeout=TIMEOUT, **ABOUT), None)
@@ -127,7 +127,7 @@ def place_on_hub(url: str, token: str | bool | None) -> Location:
 
 
 def asked(ask: Callable[[], T], revision: str | None) -> T:
-    """Ask the Hub, again if that may help; each of its errors becomes one line."""
+    """Ask the Hub, repeat if that may help, and turn each error of the Hub into one line."""
     from huggingface_hub import errors
 
     refusals: dict[type[Exception], str] = {
@@ -167,7 +167,7 @@ def asked(ask: Callable[[], T], revision: str | None) -> T:
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
-    """Errors of the HTTP library that the Hub's client uses, whichever that is."""
+    """Errors of the HTTP library that the installed client of the Hub uses."""
     from huggingface_hub import errors
 
     return (errors.HTTPError, TimeoutError)  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ def started(call: Callable[[], T]) -> Future[T]:
 
 
 def connect_to_hub() -> None:
-    """Open a connection to the Hub, or to the proxy on the way there; `OSError` without."""
+    """Open a connection to the Hub or to its proxy; `OSError` if that fails."""
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)

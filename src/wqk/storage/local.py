@@ -16,7 +16,7 @@ MOST_OPEN = 64
 
 
 class Identity(NamedTuple):
-    """Identity of a file in its present state; different from that of every other file."""
+    """Identity of a file in its present state; no other file or state has the same."""
 
     device: int
     inode: int
@@ -48,7 +48,7 @@ class Handle:
         return Identity.of(os.fstat(self._descriptor))
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Read bytes from this offset, and return their number, which is 0 at the end."""
+        """Read bytes from an offset, and return their number: 0 at the end."""
         if hasattr(os, "preadv"):
             return os.preadv(self._descriptor, [buffer], offset)
         with self._lock:  # Windows reads from the current position only
@@ -85,7 +85,7 @@ class LocalFile:
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """Identity of the file on every machine that has access to its disk."""
+        """Identity of the file, equal on every machine with access to the disk."""
         return self._identity[1:]
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -106,7 +106,7 @@ class LocalFile:
             )
 
     def _opened(self) -> Handle:
-        """Return the file's handle, opened again if others have been read since."""
+        """Return the handle of the file; open the file again if the handle was closed."""
         handle = self._handle
         if handle is None:
             handle = Handle(self._path, self.name)
@@ -131,7 +131,7 @@ class LocalFile:
             )
 
     def close(self) -> None:
-        """Let go of the handle; who reads at this moment keeps it until the end of the read."""
+        """Release the handle; a read in progress keeps the file open until it ends."""
         self._handle = None
 
 
@@ -141,7 +141,7 @@ _lock = threading.Lock()
 
 
 def _keep_open(file: LocalFile) -> None:
-    """Move a file to the end of the open ones, and close the first if there are too many."""
+    """Mark a file as used last, and close the file used longest ago if too many are open."""
     with _lock:
         _open.pop(file, None)
         _open[file] = None

@@ -1,12 +1,12 @@
-"""Ranges of remote files, kept on disk whole or not at all.
+"""Cache on disk of ranges of remote files, each kept whole or not at all.
 
 A range is stored under its file's identity: the store, the path, the size and a strong tag of the
 content, or a hash that the Hub reports. The same weights in two repositories of the Hub are kept
-once, changed weights are never mistaken for the old ones, and what one server claims is never
-believed of another. Each range is a file of its own: its bytes, then a checksum over identity,
-place and bytes. It is written under a temporary name and renamed, so that any number of processes
-can read and write at once, and a killed one leaves nothing under a final name. Nothing waits for
-the disk: the checksum finds what a crash of the machine has torn, which is then read as absent.
+once. Changed weights have another identity, and a tag counts only for the server that sent it. Each
+range is a file of its own: its bytes, then a checksum over identity, place and bytes. The file is
+written under a temporary name and renamed. Therefore any number of processes can read and write at
+once, and a killed process leaves no file under a final name. No write waits for the disk: after a
+crash of the machine, the checksum finds incomplete files, and the cache treats them as absent.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ABANDONED = 3600
 class RangeCache:
     """Ranges by identity and position, and small notes by name.
 
-    The folder is created on the first write; a read-only one is only read. Within ``limit`` bytes,
-    the least recently used ranges make room, except for those of this process: a checkpoint larger
-    than the limit is cached up to it.
+    The folder is created on the first write; a read-only folder is only read. If the cache exceeds
+    ``limit`` bytes, the least recently used ranges are removed, except for ranges of this process:
+    a checkpoint larger than the limit is cached up to the limit.
     """
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
@@ -89,21 +89,21 @@ class RangeCache:
         return content
 
     def save(self, identity: str, start: int, content: bytes | bytearray) -> bool:
-        """Keep a range if there is room; return whether it was kept."""
+        """Keep a range if the cache has room; return whether it was kept."""
         if not self._make_room(len(content) + CHECKSUM):
             return False
         path = self._file_folder(identity) / f"{start}-{start + len(content)}"
         return _write(path, content, _checksum(identity, start, content))
 
     def note(self, name: str) -> Any:
-        """Return the note of a name, or None."""
+        """Return the note of a name; None if the note is absent."""
         try:
             return json.loads(self._note_path(name).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return None
 
     def write_note(self, name: str, value: Any) -> None:
-        """Note a small JSON value, if the cache can be written to."""
+        """Write a small JSON value under a name, unless the cache is read-only."""
         if self.limit > 0:
             _write(self._note_path(name), json.dumps(value).encode(), b"")
 
@@ -114,7 +114,7 @@ class RangeCache:
         return self.folder / "notes" / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
 
     def _make_room(self, size: int) -> bool:
-        """Take ``size`` of the limit; what other processes wrote is seen once it seems full."""
+        """Reserve ``size`` bytes; the folder is measured again only if it seems full."""
         with self._lock:
             if size >= self._refused:  # what was refused once would be again
                 return False
@@ -127,7 +127,7 @@ class RangeCache:
             return True
 
     def _remove_oldest(self, size: int) -> int:
-        """Remove ranges until ``size`` fits, oldest use first; the bytes that remain taken."""
+        """Remove least recently used ranges until ``size`` fits; return the bytes left."""
         entries: list[tuple[float, int, Path]] = []
         for path in (self.folder / "ranges").glob("*/*"):
             with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ class RangeCache:
 
 
 def open_cache(cache_dir: str | os.PathLike[str] | None = None) -> RangeCache:
-    """Return the user's cache: WQK_CACHE, ``wqk`` in ``cache_dir``, or the hub's own place.
+    """Return the user's cache: WQK_CACHE, ``wqk`` in ``cache_dir``, or in the folder of the Hub.
 
     WQK_CACHE_LIMIT, in bytes, sets its size; 0 keeps nothing.
     """
@@ -166,7 +166,7 @@ def _checksum(identity: str, start: int, content: bytes | bytearray | memoryview
 
 
 def _write(path: Path, *contents: bytes | bytearray) -> bool:
-    """Write a file, or none; a cache that cannot be written to is no error."""
+    """Write a file completely or not at all; a read-only cache is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, *contents, sync=False)

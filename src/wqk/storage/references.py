@@ -1,4 +1,4 @@
-"""References to checkpoints: without secrets, the step in a name, the keywords that open them."""
+"""References to checkpoints: secrets, training steps in names, keywords of `wqk.open`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Reference(NamedTuple):
 
 
 def parsed(reference: str) -> Reference:
-    r"""Return a reference without its secrets, and what was taken from its end.
+    r"""Return a reference without secrets, and the part that was cut from the end.
 
-    An existing path stays as it is. Anything else may be an address, however misspelled: users and
-    passwords are left out, and all that follows the path. Bytes that are not text become escapes.
+    An existing path stays as it is. Any other text may be a misspelled address: users, passwords
+    and all text after the path are removed. Bytes that are not text become escapes.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def redacted(reference: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with its addresses redacted, and what looks like the query of one left out.
+    """Return a text with its addresses redacted and the queries of addresses removed.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def without_secrets(text: str) -> str:
 
 
 def digest_of_query(reference: str) -> str:
-    """Return a digest by which addresses differ that `redacted` shows alike.
+    """Return a digest that distinguishes addresses with equal `redacted` forms.
 
     The digest is empty if the addresses differ in nothing but a signature.
 
@@ -150,7 +150,7 @@ BUCKET_SCHEMES = ("s3", "gs", "az")
 
 
 def is_bucket(address: str) -> bool:
-    """Return whether an address names a bucket, or something in it.
+    """Return whether an address names a bucket or an object in a bucket.
 
     Examples
     --------
@@ -162,7 +162,7 @@ def is_bucket(address: str) -> bool:
 
 
 def split_address(url: str) -> SplitResult:
-    """Return the parts of an address; `CheckpointError` if it is not one."""
+    """Return the parts of an address; `CheckpointError` if the address is invalid."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is not a number
@@ -184,7 +184,7 @@ def step_in(name: str | None) -> int | None:
 
 
 class HubAccess(TypedDict, total=False):
-    """Access to the hub: keywords with the hub's usual names."""
+    """Access to the Hub: keywords with the Hub's usual names."""
 
     token: str | bool | None  # True for the one that ``hf auth login`` has stored
     cache_dir: str | os.PathLike[str] | None  # where downloads are kept, if not in the usual place
@@ -192,13 +192,13 @@ class HubAccess(TypedDict, total=False):
 
 
 class HubFolder(HubAccess, total=False):
-    """`HubAccess`, and where in the repository."""
+    """`HubAccess`, and a folder of the repository."""
 
     subfolder: str | None  # the folder, of a repository or a local folder, that contains the model
 
 
 class HubOptions(HubFolder, total=False):
-    """`HubFolder`, and which revision of the repository."""
+    """`HubFolder`, a revision of the repository, and the base model of an adapter."""
 
     revision: str | None  # a branch, a tag or a commit
     base: str | os.PathLike[str] | None  # base model of an adapter, if not the one that it names

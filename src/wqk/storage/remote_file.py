@@ -1,8 +1,8 @@
-"""A remote file as a source of bytes, of which only requested ranges are fetched.
+"""A remote file as a source of bytes; only requested ranges are fetched.
 
-Ranges near each other become one request, large ones several. They come into the cache on disk or,
-if that is full, into memory until they are read. A range is requested once, however many readers
-want it.
+Ranges near each other become one request, large ranges several. The bytes are kept in the cache on
+disk; if the cache is full, in memory until they are read. Several readers of a range share one
+request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ByteSpan(NamedTuple):
 
     @property
     def outcome(self) -> bytearray | BaseException | None:
-        """The bytes, if they are in memory alone, or why they could not be fetched."""
+        """The bytes, if they are only in memory, or the reason why they were not fetched."""
         if self.coming is None or not self.coming.done():
             return None
         if self.coming.cancelled():
@@ -55,26 +55,27 @@ class ByteSpan(NamedTuple):
 
 
 class RemoteFile:
-    """A file of a store as a source of bytes, with what was read before.
+    """A file of a store as a source of bytes, with the ranges that were read before.
 
     Parameters
     ----------
     name
-        For errors, without secrets.
+        Name without secrets, for errors.
     location
-        Where it lies; None if ``renew`` has to be asked first.
+        Location of the file; None to call ``renew`` first.
     renew
-        Returns where the file lies now. It is called when an address is no longer accepted.
+        Function that returns the present location of the file; called when an address is no longer
+        accepted.
     transfers, cache
         Shared by a checkpoint's files.
     size
-        In bytes; None if the first request has to find out.
+        Size in bytes; None to learn the size from the first request.
     tag
-        A tag of the content that a listing contained.
+        Tag of the content in a listing.
     content
-        A hash of the content, which makes it known in any place; None where nobody reports one.
+        Hash of the content, which identifies the content in any place; None if unknown.
     offline
-        Whether nothing may be fetched.
+        Whether requests are forbidden.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str | None:
-        """Value that differs from that of any other content; None if the server has none."""
+        """Value that no other content has; None if the server reports no such value."""
         if self._content is not None:
             return self._content
         address = self._location.address if self._location else self.name
@@ -114,11 +115,11 @@ class RemoteFile:
 
     @property
     def strong_tag(self) -> str | None:
-        """The tag, unless different contents may have it."""
+        """The tag; None if the tag is weak, as different contents can have one weak tag."""
         return None if self.tag is None or self.tag.startswith("W/") else self.tag
 
     def describe(self) -> None:
-        """Learn the size and tag from the first bytes; `Absent` if there is no such file."""
+        """Learn size and tag from the first bytes; `Absent` if the file does not exist."""
         with errors_about(self.name):
             try:
                 start = self._transfers.submit(lambda: self._fetch(0, 8)).result()
@@ -132,7 +133,7 @@ class RemoteFile:
                 self._spans.insert(0, ByteSpan(0, len(start), known))
 
     def want(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Start fetching what of these half-open ranges is neither held nor requested."""
+        """Start to fetch all bytes of half-open ranges that are neither held nor requested."""
         with self._lock:
             missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
             joined = coalesce(missing)
@@ -174,12 +175,12 @@ class RemoteFile:
                 ]
 
     def clean(self) -> None:
-        """Drop failed requests, so that they are made again."""
+        """Forget failed requests; the next read of their ranges makes new requests."""
         with self._lock:
             self._spans = [s for s in self._spans if not isinstance(s.outcome, BaseException)]
 
     def _job(self, start: int, stop: int) -> Callable[[], Coroutine[Any, Any, bytearray | None]]:
-        """Return what fetches a range into the cache, or into memory."""
+        """Return a function that fetches a range into the cache or into memory."""
 
         async def fetch() -> bytearray | None:
             if self._offline:
@@ -199,7 +200,7 @@ class RemoteFile:
         return fetch
 
     async def _fetch(self, start: int, stop: int) -> bytearray:
-        """Receive a range, from a new address if the last one is no longer accepted."""
+        """Receive a range, from a new address if the last address is no longer accepted."""
         for renewal in range(MOST_RENEWALS):
             location = await self._located()
             try:
@@ -219,7 +220,7 @@ class RemoteFile:
         raise AssertionError("unreachable")
 
     async def _located(self) -> Location:
-        """Return the location of the file, which parallel requests look up once."""
+        """Return the location of the file; parallel requests look it up once."""
         async with self._renewal:
             if self._location is None:
                 assert self._renew is not None
@@ -227,11 +228,11 @@ class RemoteFile:
             return self._location
 
     def _required_tag(self) -> str | None:
-        """Return the tag that an answer must have; none if copies have their own."""
+        """Return the tag that an answer must have; None if a hash identifies the file."""
         return None if self._content else self.strong_tag
 
     def _check(self, answer: Answer) -> None:
-        """Refuse an answer about another content than the first answer's."""
+        """Raise `CheckpointError` if an answer is about other content than the first answer."""
         if self.size >= 0 and answer.size != self.size:
             raise CheckpointError(
                 f"has {answer.size} bytes instead of {self.size}; it was replaced during the read"
@@ -246,7 +247,7 @@ class RemoteFile:
             raise CheckpointError("was replaced during the read; scan it again")
 
     async def _check_witnesses(self, start: int, answer: Answer) -> None:
-        """Read earlier ranges again, if nothing else can show that the content changed."""
+        """Read some earlier bytes again if no tag or date can show a change."""
         if self._content is not None or self.tag is not None or self._modified:
             return
         for first, witness in self._witnesses:
@@ -287,7 +288,7 @@ class RemoteFile:
             self._spans = [other for other in self._spans if other is not span]
 
     def _place(self, offset: int) -> int:
-        """Index of the last span that starts at or before a byte; -1 where none does."""
+        """Index of the last span that starts at or before a byte; -1 if none does."""
         return bisect_right(self._spans, offset, key=lambda span: span.start) - 1
 
     def _span(self, offset: int) -> ByteSpan | None:
@@ -313,7 +314,7 @@ class RemoteFile:
 
 
 def coalesce(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that overlap, touch, or lie so near that one request is cheaper than two.
+    """Join ranges that overlap, touch or are so near that one request is cheaper than two.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """Stores behind addresses: a web server, or a bucket of S3, Google Cloud Storage or Azure.
 
-`obstore` reads from all of them. Credentials, endpoints and regions come from the variables that
-the vendors' own tools read (``AWS_…``, ``GOOGLE_…``, ``AZURE_…``); proxies and the certificates of
-authorities from those that most tools read (``HTTPS_PROXY``, ``SSL_CERT_FILE``, …). None of them is
-stored or shown.
+`obstore` reads from all these stores. Credentials, endpoints and regions come from the environment
+variables of the vendors' own tools (``AWS_…``, ``GOOGLE_…``, ``AZURE_…``). Proxies and the
+certificates of authorities come from the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``, …).
+These values are never stored or shown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class Location(NamedTuple):
-    """An object of a store, which need not exist."""
+    """Address of an object in a store; the object may not exist."""
 
     store: Any  # one of obstore's
     path: str  # within the store; empty where the store's own address is the object's
@@ -37,7 +37,7 @@ class Location(NamedTuple):
 
 
 def endpoint_of(scheme: str) -> str:
-    """Address of the server that holds the buckets of a scheme; empty for the vendor's own."""
+    """Address of the server that a user set for a scheme; empty for the vendor's own server."""
     endpoint = os.environ.get(BUCKETS[scheme], "")
     if scheme == "s3":
         return (
@@ -54,14 +54,14 @@ def open_bucket(address: str) -> tuple[Any, str]:
     Returns
     -------
     store
-        A store of obstore's, with the whole bucket.
+        The store of `obstore` for the whole bucket.
     prefix
         The path of the address within the bucket; empty for the bucket itself.
 
     Raises
     ------
     CheckpointError
-        The address names no bucket, or the store needs a setting that is missing.
+        The address names no bucket, or a setting of the store is missing.
     """
     from obstore.store import from_url
 
@@ -106,7 +106,7 @@ def profile_credentials() -> dict[str, Any]:
 
 
 def setting_problem(scheme: str, message: str) -> str:
-    """Sentence on a store that cannot be opened."""
+    """Sentence about the setting that prevents a store from being opened."""
     if "Account must be specified" in message:
         return "names no storage account; set AZURE_STORAGE_ACCOUNT_NAME"
     return f"{scheme}:// cannot be opened with these settings; check {BUCKETS[scheme]} and others"
@@ -120,7 +120,7 @@ def web_location(address: str, headers: Mapping[str, str] | None = None) -> Loca
     Raises
     ------
     CheckpointError
-        The address is none.
+        The address is not a valid web address.
     """
     from obstore.store import HTTPStore
 
@@ -160,7 +160,7 @@ def client_options(plain: bool) -> Any:
 
 
 def one_attempt() -> Any:
-    """Return the setting that leaves repetition to `wqk.storage.transfers`."""
+    """Return the options that leave repetition to `wqk.storage.transfers`."""
     from datetime import timedelta
 
     return {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}

@@ -1,8 +1,9 @@
-"""Transfers of bytes: many at once, repeated where that may help, given up where it does not.
+"""Transfers of bytes: parallel, and repeated after failures that may pass.
 
-All requests are made on one thread, by an event loop. A failure that may pass (a broken connection,
-429, a 5xx) is repeated with growing waits; an answer that contradicts the request is refused at
-once. A body that arrives more slowly than `Patience.slowest` ends the attempt.
+All requests are made on one thread, by an event loop. After a failure that may pass (a broken
+connection, 429, a 5xx), the request is repeated with growing waits. An answer that contradicts the
+request raises an error at once. An attempt ends if the body arrives more slowly than
+`Patience.slowest`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ CHUNK = 2**18
 
 
 class Absent(HubError):
-    """There is no such file, or not for this user."""
+    """The file does not exist, or this user has no access."""
 
 
 class Refused(Absent):
-    """The server refuses the file to this user, whether or not the file exists."""
+    """The server denies this user access; the file may or may not exist."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"this login may not read it (the server answers {status})")
@@ -42,7 +43,7 @@ class Refused(Absent):
 
 
 class Passing(Exception):
-    """A failure that may pass; ``attempts`` says how often it may occur in a row."""
+    """A failure that may pass; ``attempts`` is the limit of such failures in a row."""
 
     def __init__(self, reason: str, attempts: int) -> None:
         super().__init__(reason)
@@ -50,7 +51,7 @@ class Passing(Exception):
 
 
 class Expired(Exception):
-    """The credentials of an address are no longer accepted; ``refusal`` is what to raise."""
+    """The credentials of an address are no longer accepted; ``refusal`` is the error to raise."""
 
     def __init__(self, refusal: HubError) -> None:
         super().__init__(str(refusal))
@@ -58,7 +59,7 @@ class Expired(Exception):
 
 
 class Answer(NamedTuple):
-    """Bytes of an object, and what the answer claims about the whole object."""
+    """Bytes of an object, and the size, tag and date of the whole object."""
 
     content: bytearray
     size: int
@@ -94,7 +95,7 @@ PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 def failure_of(error: Exception, expires: bool = False) -> Exception:
-    """Translate an error of obstore's, whose message may quote secrets.
+    """Translate an error of `obstore`, whose message may quote secrets.
 
     Returns
     -------
@@ -146,9 +147,9 @@ def failure_of(error: Exception, expires: bool = False) -> Exception:
 
 
 async def receive(location: Location, start: int, stop: int, tag: str | None) -> Answer:
-    """Make one request for a half-open range of bytes, and check the answer against it.
+    """Request a half-open range of bytes once, and check the answer against the request.
 
-    ``tag`` is the tag that the object must have; None if it is not known.
+    ``tag`` is the tag that the object must have; None if unknown.
     """
     import obstore
 
@@ -187,7 +188,7 @@ async def receive(location: Location, start: int, stop: int, tag: str | None) ->
 
 
 async def in_time(stream: Any) -> AsyncIterator[bytes]:
-    """Chunks of a body, each within the time that the slowest rate allows."""
+    """Yield the chunks of a body; raise `Passing` if a chunk takes longer than the slowest rate."""
     limits = patience.PATIENCE
     longest = limits.silence + CHUNK / limits.slowest
     while True:
@@ -201,12 +202,12 @@ async def in_time(stream: Any) -> AsyncIterator[bytes]:
 
 
 async def repeated(call: Callable[[], Awaitable[T]], expires: bool = False) -> T:
-    """Return the result of a call that is made again after failures that may pass.
+    """Return the result of a call, repeated after failures that may pass.
 
     Raises
     ------
     WqkError
-        The call fails in a way that repetition does not change, or too often.
+        The failure is permanent, or the call failed too often.
     Expired
         The address was refused, and ``expires``.
     """
@@ -231,7 +232,7 @@ async def repeated(call: Callable[[], Awaitable[T]], expires: bool = False) -> T
 
 
 class EventLoop:
-    """An event loop on a thread that ends with the process, so that an interrupt waits for none."""
+    """An event loop on a daemon thread, which ends with the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -239,7 +240,7 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine, from any thread; `HubError` in a process that was forked since."""
+        """Start a coroutine from any thread; `HubError` in a process that was forked since."""
         with self._lock:
             if self._process not in (None, os.getpid()):
                 coroutine.close()
@@ -267,7 +268,7 @@ def attempted(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class Transfers:
-    """The transfers of one checkpoint: at most `CONNECTIONS` at once; ``bytes`` counts bodies."""
+    """Transfers of one checkpoint, at most `CONNECTIONS` at once; ``bytes`` counts bodies."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -288,6 +289,6 @@ class Transfers:
         return future
 
     def abandon(self) -> None:
-        """Cancel all that is running; those who wait for it receive an error."""
+        """Cancel all running jobs; threads that wait for a job receive an error."""
         for future in list(self._running):
             future.cancel()
