@@ -82,13 +82,13 @@ def score_heads(
     stack
         The heads of the layer, (G, H/G).
     layer
-        Their sum, if already computed.
+        Sum of the heads, if already computed.
     gamma
         Threshold of the directionality score.
     heads
         Whether to add a row for each head.
     measures
-        Further measures; only those of forms are computed.
+        Further measures; measures of whole blocks are ignored.
     """
     layer = stack.sum() if layer is None else layer
     scores = {name: float(value) for name, value in _scores(layer, gamma, measures).items()}
@@ -239,8 +239,8 @@ def scan(
     Parameters
     ----------
     ref
-        A `Model`, or what `wqk.open` takes; the folder of a training run, for all its steps; or a
-        list of any of these.
+        A `Model`, or a reference for `wqk.open`; the folder of a training run, for all its steps;
+        or a list of models and references.
     gamma
         Threshold of the directionality score, in standard deviations above the mean.
     heads
@@ -313,7 +313,7 @@ def scan(
 
 @contextmanager
 def _survey_advised(ref: Any) -> Iterator[None]:
-    """Add to the error of a reference in a list of several that `wqk.survey` passes over it."""
+    """Add advice to use `wqk.survey` to the error of a reference in a list of several."""
     try:
         yield
     except (CheckpointError, HubError, UnknownFamily) as error:
@@ -324,7 +324,7 @@ def _survey_advised(ref: Any) -> Iterator[None]:
 
 
 def _single_refs(ref: Any) -> list[Any]:
-    """Expand lists and the folders of runs: one reference for each checkpoint."""
+    """Return one reference for each checkpoint of a reference, a list of references or a run."""
     if isinstance(ref, list | tuple):
         if not ref:
             raise CheckpointError("a scan needs at least one checkpoint, got an empty list")
@@ -333,7 +333,7 @@ def _single_refs(ref: Any) -> list[Any]:
 
 
 def scored_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
-    """Return the large parts of a block, each once: all but the vectors of norms."""
+    """Return the large parts of a block without repetitions: all except vectors of norms."""
     sides = (plan.query, plan.key) if coordinates.circuit == "qk" else (plan.value, plan.output)
     parts: dict[Part, None] = {}
     for side in sides:
@@ -410,9 +410,9 @@ def scan_model(
     move: Callable[[BilinearForm], BilinearForm] | None = None,
     forms: Callable[[Block], BilinearForm] | None = None,
 ) -> ScoreTable:
-    """Score the blocks of an open model; otherwise as `scan`.
+    """Score the blocks of an open model; see `scan`.
 
-    A remote checkpoint fetches the next blocks while others are scored.
+    The next blocks of a remote checkpoint are fetched while earlier blocks are scored.
 
     Parameters
     ----------
@@ -502,7 +502,7 @@ def scan_model(
 def _metadata(
     model: Model, plans: Sequence[AttentionPlan], coordinates: Coordinates, gamma: float
 ) -> dict[str, Any]:
-    """Describe the computation of the scores, for all rows; ``plans`` are the scored blocks."""
+    """Describe the computation of all rows; ``plans`` are the plans of the scored blocks."""
     metadata = {
         "wqk": __version__,
         "gamma": gamma,
@@ -524,7 +524,7 @@ def _metadata(
 def _omitted_terms(
     plans: Sequence[AttentionPlan], coordinates: Coordinates
 ) -> dict[str, list[str]]:
-    """List the terms that forms leave out, by kind of block; "" stands for a softmax."""
+    """List the terms that forms leave out, by kind of block; "" is attention with a softmax."""
     terms_by_kind: dict[str, dict[str, None]] = {}
     for plan in plans:
         terms = terms_by_kind.setdefault("" if plan.has_softmax else plan.what, {})

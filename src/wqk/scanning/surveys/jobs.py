@@ -79,11 +79,11 @@ class Job:
     Attributes
     ----------
     name, revision, step
-        As in the table.
+        The columns of the table.
     location
         Reference that a worker opens, from any folder: an absolute path, a Hub id, a URL.
     problem
-        The error, if the ref cannot be resolved.
+        Message of the error, if the ref cannot be resolved.
     ref
         The ref that lists the checkpoint, such as the folder of a run, without secrets.
     """
@@ -102,7 +102,7 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """File name that name and revision determine."""
+        """File name that depends on name and revision only."""
         identity = json.dumps([self.name, self.revision]).encode()
         digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.title).strip("-.")[-60:]
@@ -197,7 +197,7 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
 
 
 def _is_pattern_of_paths(ref: str) -> bool:
-    """Return whether a ref is a pattern of paths on this machine, which a shell did not expand."""
+    """Return whether a ref is a pattern of local paths that no shell has expanded."""
     return bool(ADDRESS_WILDCARDS & set(ref)) and "://" not in ref and not exists(Path(ref))
 
 
@@ -236,7 +236,7 @@ def _jobs_of(
 
 
 def _bucket_paths(ref: str, revisions: Sequence[str]) -> list[str]:
-    """Addresses of the checkpoints in a bucket that an address, perhaps a pattern, names."""
+    """Addresses of the checkpoints in a bucket that match an address or a pattern."""
     if revisions:
         raise CheckpointError(f"{redacted(ref)}: only Hub repositories have revisions")
     with errors_about(redacted(ref)):
@@ -284,7 +284,7 @@ class Options:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """JobOutcome of a job: a table, or an error's class and reason.
+    """Result of a job: a table, or the class and the message of an error.
 
     Attributes
     ----------
@@ -315,7 +315,7 @@ class JobOutcome:
 def run_job(
     options: Options, job: Job, parts: Path | None = None, **hub: Unpack[HubAccess]
 ) -> JobOutcome:
-    """Score one checkpoint; an error is an outcome as well.
+    """Score one checkpoint; return an outcome also if an error is raised.
 
     With ``parts``, a folder, the worker writes the table there instead of sending it back.
     """
@@ -349,19 +349,19 @@ def run_job(
 
 
 def _without_location(text: str, job: Job) -> str:
-    """Replace the location of a job, which may contain secrets, by its name."""
+    """Replace the location of a job, which may contain secrets, by the name of the job."""
     return without_secrets(text.replace(job.location, job.name))
 
 
 def failure(error: BaseException) -> JobOutcome:
-    """Return the outcome of a job that raised this error, with the message as one line."""
+    """Return the outcome of a job that raised an error; the reason is the message as one line."""
     return JobOutcome(error=type(error).__name__, reason=all_lines(error))
 
 
 def files_of(location: str) -> str | None:
     """Hash the names, sizes and times of a checkpoint's files on disk, or the tags in a bucket.
 
-    None where files cannot be listed.
+    None if the files cannot be listed.
     """
     if is_bucket(location):
         objects = sorted(BucketFolder(location).deep.items())
@@ -489,7 +489,7 @@ _starting = threading.Lock()
 
 
 class _Worker(SpawnProcess):
-    """A process that does not run the user's script again, because it needs nothing from it."""
+    """A process that does not import the user's script."""
 
     def start(self) -> None:
         with _starting:

@@ -21,9 +21,8 @@ OF_CHECKPOINT = ("step", "parameters")
 def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
     """Return groups of checkpoints with identical scores, by name and revision.
 
-    All sizes and scores are equal, in every row and to the last digit, as those of copies are. If
-    all forms of a checkpoint are zero, the scores say nothing of its queries and keys, and the
-    checkpoint is in no group.
+    In a group, all sizes and scores are equal in every row and to the last digit. A checkpoint with
+    only zero forms is in no group, because its scores do not depend on its queries and keys.
 
     Examples
     --------
@@ -45,8 +44,8 @@ def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
 def summary_frame(table: ScoreTable) -> pl.DataFrame:
     """Return medians and quartiles over layers, a row for each model and kind of attention.
 
-    The column ``model`` has a short name: the last part of the checkpoint's name, and what
-    distinguishes models with the same last part.
+    The column ``model`` contains short names: the last part of the checkpoint's name, followed by
+    the revision, step or stack if models have the same last part.
 
     Examples
     --------

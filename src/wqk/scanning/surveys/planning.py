@@ -45,7 +45,7 @@ class PlannedCheckpoint:
         Size of the weights that a scan reads; None if only the network or the Hub has the headers,
         or the checkpoint cannot be opened.
     problem
-        The reason for which a local checkpoint cannot be opened.
+        Reason why a local checkpoint cannot be opened.
     ref
         The ref that lists the checkpoint.
     """
@@ -73,12 +73,12 @@ class SurveyPlan:
 
     @property
     def bytes_to_read(self) -> int:
-        """Size of the weights of all checkpoints whose headers are on this machine."""
+        """Total size of the weights of the checkpoints with known size."""
         return sum(checkpoint.bytes_to_read or 0 for checkpoint in self.checkpoints)
 
     @property
     def refs(self) -> list[PlannedRef]:
-        """The refs, in order; the size of a ref is that of its checkpoints of known size."""
+        """The refs in order, each with the total size of its checkpoints with known size."""
         checkpoints_by_ref: dict[str, list[PlannedCheckpoint]] = {}
         for checkpoint in self.checkpoints:
             checkpoints_by_ref.setdefault(checkpoint.ref, []).append(checkpoint)
@@ -132,7 +132,7 @@ def plan_survey(refs: Iterable[str | Path], revisions: Sequence[str] = ()) -> Su
 
 
 def with_lists(refs: Iterable[str]) -> list[str]:
-    """Return the refs, with ``@`` before the name of a text file, which can only be a list."""
+    """Return the refs, with ``@`` before the name of each text file that can only be a list."""
     names = []
     for ref in refs:
         is_list = Path(ref).suffix in LIST_ENDINGS and not ref.startswith("@")
@@ -143,7 +143,8 @@ def with_lists(refs: Iterable[str]) -> list[str]:
 def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> None:
     """Raise `CheckpointError` for a list without ``@``, and for a folder of checkpoints.
 
-    With ``revisions``, a folder is one of a run, and they are names of its folders.
+    If ``revisions`` are set, a folder is the folder of a run, and revisions are names of its
+    folders.
     """
     for ref in refs:
         path = Path(ref)

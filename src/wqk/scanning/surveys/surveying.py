@@ -64,7 +64,7 @@ class SurveyFolder:
     Attributes
     ----------
     done, failed
-        The last line of the manifest about a job, by the key of the job.
+        Last line of the manifest about each job, by the key of the job.
     revisions
         Revisions of each repository when they were first listed. A resumed survey uses the same.
     """
@@ -118,7 +118,7 @@ class SurveyFolder:
         return self.folder / "parts" / f"{key}.parquet"
 
     def load_part(self, key: str) -> ScoreTable:
-        """Return a job's table, read once; `TableError` if it is damaged."""
+        """Return a job's table, read once; `TableError` if the file is damaged."""
         if key not in self._tables:
             try:
                 self._tables[key] = read_table(self.part(key))
@@ -134,8 +134,8 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
     Raises
     ------
     RunError
-        Another survey is running in the folder, its survey had other options, or its manifest is
-        damaged.
+        Another survey is running in the folder, the survey in the folder has other options, or the
+        manifest is damaged.
     TableError
         The folder contains a table that no survey wrote.
     """
@@ -264,13 +264,13 @@ def survey(
     Raises
     ------
     RunError
-        Another survey is running in ``out``, it was made with other options, or the workers have
-        died.
+        Another survey is running in ``out``, the survey in ``out`` has other options, or the
+        workers have died.
     OutputError
         The folder cannot be written.
     CheckpointError
-        There is no such list or named set, a list has no ``@`` before its name, or a folder
-        contains checkpoints in its folders. Checkpoints that cannot be scored do not raise.
+        A list or a named set does not exist, a list has no ``@`` before its name, or a folder
+        contains folders of checkpoints. Checkpoints that cannot be scored do not raise.
 
     Examples
     --------
@@ -426,7 +426,7 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     Raises
     ------
     TableError
-        A folder contains no survey, or one without scores.
+        A folder contains no survey, or a survey without scores.
 
     Examples
     --------

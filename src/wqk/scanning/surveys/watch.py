@@ -61,26 +61,26 @@ def watch(
 ) -> Iterator[ScoreTable]:
     """Score each folder of a run that is named after a step once it is complete.
 
-    Trainer's ``checkpoint-*``, torchtitan's ``step-*``, Megatron-LM's ``iter_*``; on disk or in a
-    bucket.
+    Such folders are ``checkpoint-*`` of Trainer, ``step-*`` of torchtitan and ``iter_*`` of
+    Megatron-LM, on disk or in a bucket.
 
     A checkpoint is complete when all its tensors exist and its files have not changed between two
-    looks; a distributed one has its ``.metadata`` then. The scores are a survey's, in ``out``: an
-    interruption loses nothing, the next call resumes, and checkpoints that the trainer has deleted
-    since keep their rows. A checkpoint that cannot be scored, such as after a divergence, is among
-    the table's ``failed`` ones, and is tried again once its files change. Neither a failing
-    checkpoint nor a full disk ends the watch.
+    looks; a distributed checkpoint also needs its ``.metadata``. The scores are a survey in
+    ``out``: an interruption loses nothing, the next call resumes, and checkpoints that the trainer
+    has deleted keep their rows. A checkpoint that cannot be scored, such as after a divergence, is
+    listed under ``failed`` in the table's metadata. If its files change, it is scored again.
+    Neither a failing checkpoint nor a full disk ends the watch.
 
     Parameters
     ----------
     run
-        The run's folder, or its address in a bucket (``s3://``, ``gs://``, ``az://``); it need not
-        exist yet.
+        The run's folder, or its address in a bucket (``s3://``, ``gs://``, ``az://``); the folder
+        may not exist yet.
     out
         The survey's folder, with the table ``scores.parquet``.
     until
-        Stop once a checkpoint of this step, or a later one, is scored or cannot be; otherwise
-        never.
+        Stop once a checkpoint of this or a later step is scored or has failed; by default never
+        stop.
     once
         Stop after the second look: score the steps that are complete now.
     every
@@ -93,11 +93,11 @@ def watch(
     on_scores
         Called with the rows of every checkpoint that was scored.
     on_wait
-        Called once for each incomplete checkpoint, with its folder and the reason; and at the
-        start if there is no run yet.
+        Called once for each incomplete checkpoint, with its folder and the reason; and at the start
+        if the run does not exist yet.
     on_failure
         Called for each complete checkpoint that cannot be scored, with its folder and the reason;
-        and with ``out``, if the scores cannot be written. The next look then tries again.
+        also with ``out``, if the scores cannot be written. The next look tries again.
 
     Yields
     ------
@@ -107,8 +107,8 @@ def watch(
     Raises
     ------
     WqkError
-        At once, where there is no run to watch: ``run`` is a file, a checkpoint or a survey's
-        folder, or ``out`` cannot be written or holds another survey.
+        At the start: ``run`` is a file, a checkpoint or a survey's folder, or ``out`` cannot be
+        written or contains another survey.
     """
     if not 0 < every <= LONGEST_WAIT:
         raise RunError(f"every={every:g}: expected seconds, more than 0 and at most {LONGEST_WAIT}")
@@ -135,7 +135,7 @@ def watch(
 
 
 def _shown(tables: Iterator[ScoreTable]) -> Iterator[ScoreTable]:
-    """Yield tables, and show each in place of the previous one."""
+    """Yield tables, and display each table in place of the previous table."""
     with growing_table() as show_table:
         for table in tables:
             show_table(table)
@@ -143,7 +143,7 @@ def _shown(tables: Iterator[ScoreTable]) -> Iterator[ScoreTable]:
 
 
 class _Watch:
-    """A watched run: what its folders held at the last look, and what was scored."""
+    """State of a watched run: its files at the last look, its scored and its failed checkpoints."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _Watch:
             self._failed = {entry["checkpoint"]: None for entry in failures}
 
     def tables(self, until: int | None, every: float, once: bool) -> Iterator[ScoreTable]:
-        """Look at the run, and yield the table each time that it has grown; or look twice."""
+        """Look at the run repeatedly, or twice; yield the table each time that it has grown."""
         if self._on_wait and not _exists(self.run):
             self._on_wait(self.run, "there is no such folder")
         if once:
@@ -192,7 +192,7 @@ class _Watch:
             time.sleep(every)
 
     def _complete_folders(self) -> list[str]:
-        """Return the folders that have become complete, or have changed since they failed."""
+        """Return the folders that are complete and not yet scored, or changed since a failure."""
         report = partial(self._report, self._on_wait)
         ready = []
         for folder in _steps_now(self.run, report):
@@ -207,13 +207,13 @@ class _Watch:
         return ready
 
     def _has_settled(self, folder: str) -> bool:
-        """Return whether the files are those of the last look, and not those that failed."""
+        """Return whether the files are unchanged since the last look, and new since a failure."""
         before = self._files_seen.get(folder)
         files = self._files_seen[folder] = files_of(folder)
         return files is not None and files == before and files != self._failed.get(folder)
 
     def _table_with(self, ready: list[str]) -> ScoreTable | None:
-        """Score complete folders; None, with a report, if the scores cannot be written."""
+        """Score complete folders; report and return None if the scores cannot be written."""
         retry = not self._failed.keys().isdisjoint(ready)
         # What has failed and is gone cannot be tried again.
         kept = {folder for folder in self._failed if not retry or _exists(folder)}
@@ -240,7 +240,7 @@ class _Watch:
         return table
 
     def _has_reached(self, step: int) -> bool:
-        """Return whether a checkpoint of this or a later step was scored, or cannot be."""
+        """Return whether a checkpoint of this or a later step was scored or has failed."""
         tried = {folder for folder, files in self._failed.items() if files is not None}
         return any(_step(folder) >= step for folder in self._done | tried)
 
@@ -255,7 +255,7 @@ class _Watch:
 
 
 def _exists(folder: str) -> bool:
-    """Return whether a folder exists on disk, or has anything in it in a bucket."""
+    """Return whether a folder exists on disk, or contains an object in a bucket."""
     if is_bucket(folder):
         listed = BucketFolder(folder)
         return bool(listed.objects or listed.folders)
@@ -263,7 +263,7 @@ def _exists(folder: str) -> bool:
 
 
 def _steps_now(run: str, report: Callable[[str, Exception], None]) -> list[str]:
-    """Return the folders of a run; none, with a report, while its store does not answer."""
+    """Return the folders of a run; report and return none if the store does not answer."""
     try:
         return step_folders(run)
     except HubError as error:
@@ -272,7 +272,7 @@ def _steps_now(run: str, report: Callable[[str, Exception], None]) -> list[str]:
 
 
 def _require_run(run: str) -> None:
-    """Check that a folder is, or may become, a run's."""
+    """Check that a folder can be the folder of a run."""
     path = Path(run)
     if not is_bucket(run) and exists(path) and not path.is_dir():
         raise RunError(f"{run}: is a file; expected the folder of a run")
@@ -288,9 +288,10 @@ def _require_run(run: str) -> None:
 
 
 def _require_output(out: Path, run: str, options: Options) -> None:
-    """Check that scores can be written, and that a survey in the folder is one of this run.
+    """Check that scores can be written, and that a survey in the folder belongs to this run.
 
-    For a run that does not exist yet, nothing is created: its folder may contain that of scores.
+    If the run does not exist yet, no folder is created: the folder of scores may lie inside the
+    run.
     """
     around = next((path for path in (out, *out.absolute().parents) if exists(path)), Path("/"))
     if not around.is_dir() or not os.access(around, os.W_OK | os.X_OK):

@@ -25,7 +25,7 @@ def model_sets() -> list[str]:
 
 
 def model_set(name: str) -> list[str]:
-    """Hub ids of the models in a set; UnknownName if there is no such set.
+    """Hub ids of the models in a set; `UnknownName` if the set does not exist.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def model_set(name: str) -> list[str]:
 def read_list(path: Path) -> list[str]:
     """Return the lines of a text file that are neither empty nor comments (#).
 
-    Raises `CheckpointError` if it cannot be read, or has no such lines.
+    Raises `CheckpointError` if the file cannot be read or has no other lines.
     """
     try:
         if path.exists() and not path.is_file():
