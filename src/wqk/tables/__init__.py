@@ -1,1 +1,1 @@
-"""Score tables: their columns, their display, and their files."""
+"""Score tables: columns, display and files."""

@@ -1,7 +1,7 @@
 """Largest changes of scores from the first to the last step of a run.
 
-Medians over layers hide a single head that grows. Heads and layers are compared alike: norms by
-their ratio, other scores by their difference.
+Medians over layers hide a single head that grows. Changes of heads and layers are measured the same
+way: norms by their ratio, other scores by their difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ScoreChange:
     score
         Name of the score's column.
     stack, kind, layer, head
-        Place of the row; the head is None for a layer's own row.
+        Place of the row; the head is None for the row of a whole layer.
     steps
         First and last step.
     before, after
@@ -91,7 +91,7 @@ def largest_changes(scores: pl.DataFrame) -> list[ScoreChange]:
 
 
 def _largest(frame: pl.DataFrame, score: str) -> ScoreChange | None:
-    """Return the largest change of one score; None if it is small."""
+    """Return the largest change of one score; None if the largest change is small."""
     ordered = frame.filter(pl.col(score).is_finite()).sort("step")
     ends = ordered.group_by(PLACE, maintain_order=True).agg(
         pl.col("step").first().alias("first"),
@@ -128,7 +128,7 @@ def _largest(frame: pl.DataFrame, score: str) -> ScoreChange | None:
 
 
 def sentences(scores: pl.DataFrame) -> Iterator[str]:
-    """Yield a sentence that names what changed most over the steps of a run, if anything did."""
+    """Yield a sentence about the largest changes over the steps of a run, if any are large."""
     changes = largest_changes(scores)
     if changes:
         first, last = changes[0].steps

@@ -5,8 +5,8 @@ column follows from its record: its type, its headings on the terminal and in fi
 below a table, the pages of the documentation, and the value in files that are older than the
 column.
 
-A `Measure` has columns of its own, which a scan adds on request. It is declared in `MEASURES` and
-nowhere else: the option of ``wqk scan``, the columns of tables and files, and their place on the
+A `Measure` has columns of its own, which a scan adds on request. A measure is declared only in
+`MEASURES`: the option of ``wqk scan``, the columns of tables and files, and their place on the
 terminal and in the documentation follow from the record.
 """
 
@@ -166,7 +166,7 @@ class Measure:
     help
         Help of the option. A measure without help has no option and is only available in Python.
     lacking
-        Function of a plan that returns the reason why the block has no such values, or "".
+        Function of a plan that returns the reason why the block lacks these values, or "".
     """
 
     name: str
@@ -334,7 +334,7 @@ def select_measures(names: Collection[str], circuit: str = "qk") -> list[Measure
     Raises
     ------
     CheckpointError
-        There is no such measure, or it is undefined for this circuit.
+        No measure has this name, or the measure is undefined for this circuit.
 
     Examples
     --------
@@ -360,7 +360,7 @@ def select_measures(names: Collection[str], circuit: str = "qk") -> list[Measure
 def with_block_measures(
     rows: list[dict[str, Any]], block: Block, distances: Sequence[int], measures: Sequence[Measure]
 ) -> list[dict[str, Any]]:
-    """Add the measures that need more of a block than its forms to the rows of the block."""
+    """Add the measures of whole blocks to the rows of a block."""
     measured = [measure.compute(block, distances) for measure in measures if measure.of == "block"]
     extended = []
     for row in rows:

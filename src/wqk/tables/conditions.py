@@ -21,8 +21,8 @@ BEFORE_VALUE = re.compile(r"((?<![<>])=|<>|\blike|\bin\s*\(|,)\s*$", re.I)
 def condition(text: str, names: Sequence[str]) -> pl.Expr:
     """Return the expression of a condition on a row.
 
-    Text in quotation marks is a value behind an equality, LIKE or IN. Elsewhere it is the name of a
-    column, as it is without quotation marks. Names are those of files or of the terminal.
+    Text in quotation marks after an equality, LIKE or IN is a value. All other text is the name of
+    a column, in files or on the terminal.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def condition(text: str, names: Sequence[str]) -> pl.Expr:
     Raises
     ------
     TableError
-        The text is no such condition, or the table has no column of a name.
+        The text is not a valid condition, or names a column that the table lacks.
 
     Examples
     --------
@@ -65,14 +65,14 @@ def condition(text: str, names: Sequence[str]) -> pl.Expr:
 
 
 def _in_sql(text: str) -> str:
-    """Return text without quotation marks with SQL's operators in place of Python's."""
+    """Return text without quotation marks, with Python's operators replaced by SQL's."""
     for operator, sql in OPERATORS.items():
         text = re.sub(operator, sql, text)
     return text
 
 
 def _value(text: str) -> str:
-    """Return a text as SQL has it."""
+    """Return a text as a literal of SQL."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'"
 

@@ -1,16 +1,15 @@
 """Data for images of forms, which do not fit into the rows of a table, in one ``.npz`` file.
 
 =========================  =====  ==================================================================
-key                        type   what
-=========================  =====  ==================================================================
-``contents``               uint8  JSON in UTF-8: ``format``, ``version``, ``gamma``, and ``blocks``
-``N/row_norms``            f2     (d_query,), in units of the block's ``norm_unit``
-``N/column_norms``         f2     (d_key,), in the same units
-``N/outlying_rows``        i4     numbers of the rows beyond mean + gamma · std
-``N/outlying_columns``     i4     numbers of such columns
-``N/image``                i1     (height, width), at most 256 × 256: 127 is ``image_unit`` or more
-``N/coupling``             f2     (H, H), upper triangle; absent where the form is not square
-=========================  =====  ==================================================================
+key                        type   what =========================  =====
+================================================================== ``contents``               uint8
+JSON in UTF-8: ``format``, ``version``, ``gamma``, and ``blocks`` ``N/row_norms``            f2
+(d_query,), in units of the block's ``norm_unit`` ``N/column_norms``         f2     (d_key,), in the
+same units ``N/outlying_rows``        i4     numbers of the rows beyond mean + gamma · std
+``N/outlying_columns``     i4     numbers of the columns beyond it ``N/image``                i1
+(height, width), at most 256 × 256: 127 is ``image_unit`` or more ``N/coupling``             f2
+(H, H), upper triangle; absent where the form is not square =========================  =====
+==================================================================
 
 N counts the blocks. ``contents`` describes them in the same order: checkpoint, revision, step,
 stack, kind, layer, circuit and distance, as in a score table, and the two units. All arrays belong
@@ -110,7 +109,7 @@ class Details:
         Raises
         ------
         OutputError
-            The ending is another one, or the file cannot be written.
+            The path does not end in ``.npz``, or the file cannot be written.
         """
         path = Path(path)
         check_details_output(path)
@@ -133,7 +132,7 @@ def read_details(path: str | PathLike[str]) -> Details:
     Raises
     ------
     TableError
-        There is no such file, or it does not contain details.
+        The file does not exist, or does not contain details.
     """
     try:
         if not zipfile.is_zipfile(path) and Path(path).exists():
@@ -229,7 +228,7 @@ def _norms(file: Mapping[str, np.ndarray], name: str, unit: float) -> np.ndarray
 def _array(
     file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int, least: int = 1
 ) -> np.ndarray:
-    """One array of the file, its type, its axes and that it is not too short checked."""
+    """Return an array of the file after checks of its type, its number of axes and its size."""
     array = file[name]
     if array.dtype != dtype or array.ndim != axes or array.size < least:
         raise ValueError(

@@ -55,7 +55,7 @@ def is_notebook() -> bool:
 
 
 class NotebookDisplay:
-    """Output of a notebook's cell, which every call replaces by the last steps of a table.
+    """Output of a notebook's cell; each call replaces the output by the last steps of a table.
 
     The output belongs to the cell that was running at the first call. Later calls replace it from
     any cell.

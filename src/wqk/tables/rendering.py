@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
     class ScoreRows(Protocol):
-        """A score table, as far as its display needs it; `ScoreTable` is one."""
+        """The part of a score table that its display needs; `ScoreTable` has this interface."""
 
         @property
         def frame(self) -> pl.DataFrame:
@@ -103,7 +103,7 @@ def label(score: str) -> str:
 
 
 def score_table(table: ScoreRows, width: int) -> Iterator[Any]:
-    """Yield the layers of one checkpoint and their heads; for several, their medians."""
+    """Yield the layers and heads of one checkpoint, or the medians of several checkpoints."""
     checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
     if checkpoints.height > 1:
         yield from overview(table, width)
@@ -114,9 +114,9 @@ def score_table(table: ScoreRows, width: int) -> Iterator[Any]:
 
 
 def one_checkpoint(table: ScoreRows, width: int, full: bool = False) -> Iterator[Any]:
-    """Yield the scores of a checkpoint, what statuses mean, and what the forms leave out.
+    """Yield a checkpoint's scores, the meaning of statuses, and the terms that forms leave out.
 
-    With ``full``, all scores, and what their headings mean.
+    ``full`` adds the other scores and definitions of the headings.
     """
     yield from scores(table, width, full)
     yield from definitions(table, full)
@@ -175,8 +175,8 @@ def title(row: Mapping[str, Any]) -> str:
 def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
     """Return the columns that a table of layers shows after the layer's number.
 
-    They hold floating-point numbers or text. The norm is not shown. Columns without values are
-    left out, and so is the status where every layer is in order. Without ``full``, only windows,
+    The columns contain floating-point numbers or text. The norm is not shown. Columns without
+    values are left out, and also the status if no layer has one. Without ``full``, only windows,
     the headline scores and the status remain.
     """
     columns = []
@@ -194,7 +194,7 @@ def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
 
 
 def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
-    """One line per layer."""
+    """Lay out one line for each layer."""
     columns = _columns(layers, full)
     lines = Sheet([sheet.SheetColumn("layer")])
     for column in columns:
@@ -214,7 +214,7 @@ def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
 
 
 def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
-    """Layers down, heads or distances across, in hundredths; in blocks that fit the width."""
+    """Layers down, heads or distances across, in hundredths; split to fit the width."""
     if frame[score].is_null().all():
         return
     places = frame[column].unique(maintain_order=True).to_list()  # heads or distances
@@ -286,7 +286,7 @@ def definitions(table: ScoreRows, full: bool = False) -> Iterator[Text]:
 
 
 def remarks(table: ScoreRows) -> Iterator[Text]:
-    """Yield the `notes` as one text, if there are any."""
+    """Yield the `notes` as one text, unless they are empty."""
     if text := "\n".join(notes(table)):
         yield Text(text, style="dim")
 
@@ -302,7 +302,7 @@ def notes(table: ScoreRows) -> Iterator[str]:
 
 
 def folded(lines: Iterable[str], names: Sequence[str]) -> Iterator[str]:
-    """Yield lines, only the first of those that differ in one of these names alone.
+    """Yield the first of the lines that differ only in one of these names.
 
     Examples
     --------
@@ -321,12 +321,12 @@ def folded(lines: Iterable[str], names: Sequence[str]) -> Iterator[str]:
 
 
 def _whole(name: str) -> str:
-    """Return a pattern of a name that is no part of a longer word."""
+    """Return a pattern that matches a name, but not within a longer word."""
     return rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])"
 
 
 def _notes(table: ScoreRows) -> Iterator[str]:
-    """Yield notes on partial forms and guessed families, and those of the checkpoints."""
+    """Yield notes on partial forms and guessed families, and the notes on the checkpoints."""
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
     yield from (f"partial ({stack}): {reason}" for stack, reason in reasons.items())
     guesses = table.metadata.get("inferred") or []
@@ -362,9 +362,9 @@ def identical_models(groups: Sequence[Sequence[str]]) -> str:
 
 
 def left_out(table: ScoreRows) -> Iterator[str]:
-    """Terms of the models' scores besides the form, each with its number of models.
+    """Terms of the models' scores that forms leave out, each with its number of models.
 
-    A line for attention, and one for each kind of block without a softmax.
+    One line is for attention with a softmax, and one for each kind of block without a softmax.
     """
     softmax: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
     without_softmax: Mapping[str, Any] = table.metadata.get("left_out_without_softmax") or {}
@@ -415,7 +415,7 @@ def overview(table: ScoreRows, width: int) -> Iterator[Any]:
 
 
 def side_by_side(table: ScoreRows) -> Iterator[Any]:
-    """Each score with layers down and checkpoints across."""
+    """Yield a table for each headline score, layers down and checkpoints across."""
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in HEADLINE:
@@ -472,7 +472,7 @@ def measured(
 
 
 def ranked(frame: pl.DataFrame, sort_by: str | None, top: int | None) -> pl.DataFrame:
-    """Return the first ``top`` rows, sorted by a column; of sorted rows, those of heads if any."""
+    """Return the first ``top`` rows, sorted by a column; if sorted, only rows of heads, if any."""
     if sort_by is not None:
         if frame["head"].is_not_null().any():
             frame = frame.filter(pl.col("head").is_not_null())
@@ -637,7 +637,7 @@ def _layer_curves(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
 
 
 def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
-    """Return the color of each model, which is that of its stack, and the number of its shade.
+    """Return, for each model, the color of its stack and the number of a shade.
 
     Examples
     --------
@@ -654,7 +654,7 @@ def shades_of(stacks: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def layer_curves(axis: Axes, table: ScoreRows, score: str, label: str) -> None:
-    """One score over the layers, a curve for each model, with zero and the null."""
+    """Draw one score over the layers, a curve for each model, with zero and the value by chance."""
     models = list(_models(table.layers.frame))
     shades = shades_of(rows["stack"][0] for _, rows in models)
     for index, ((name, rows), (kind, shade)) in enumerate(zip(models, shades, strict=True)):
@@ -679,7 +679,7 @@ def layer_curves(axis: Axes, table: ScoreRows, score: str, label: str) -> None:
 
 
 def _heads(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
-    """Layers down, heads across; a row of two maps for each model."""
+    """Draw maps of heads, layers down and heads across; a row of two maps for each model."""
     models = list(_models(table.frame))
     if len(models) > MOST_MAPS:
         raise TableError(
@@ -704,7 +704,7 @@ def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesIm
 def head_maps(
     kinds: Sequence[tuple[str, pl.DataFrame]], columns: Mapping[str, str], label: str, **look: Any
 ) -> Figure:
-    """Columns of heads as maps with one scale: titled columns across, named attentions down."""
+    """Draw columns of heads as maps with one scale: columns across, attentions down."""
     figure = new_figure(PAPER_WIDTH * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
     axes = figure.subplots(len(kinds), len(columns), squeeze=False)
     for (name, part), line in zip(kinds, axes, strict=True):
@@ -719,7 +719,7 @@ def head_maps(
 
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Each model's attention under a distinct name, at its smallest distance only."""
+    """Yield the rows of each model at its smallest distance, under a distinct name."""
     models = frame.partition_by("checkpoint", *DISTINGUISHING, maintain_order=True)
     names = titles([rows.row(0, named=True) for rows in models])
     for name, rows in zip(names, models, strict=True):
@@ -753,10 +753,9 @@ def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
 
 
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name models by the end of a checkpoint's name, and by what distinguishes namesakes.
+    """Name models by the end of the checkpoint's name, and by differences between namesakes.
 
-    The end is the last part of the name; if other checkpoints have the same last part, the shortest
-    end that they do not have.
+    The end is the last part of the name, or the shortest end that no other checkpoint has.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Folders of training runs, which can be read while the run goes on.
+"""Folders of training runs; a folder can be read while the run continues.
 
 ::
 
@@ -10,7 +10,7 @@
     RUN/checkpoint-N/    the model after N steps, and the state that a resumed run needs; the
                          folder gets its name when it is complete
 
-A killed run leaves complete lines and at most one torn last line, which is ignored.
+A killed run leaves complete lines and at most one incomplete last line, which is ignored.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """Name of the folder."""
         return self.folder.resolve().name
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """All that determines the numbers, as written by `wqk_lab.training.recipe.Recipe`."""
+        """Settings that determine the numbers, as written by `wqk_lab.training.recipe.Recipe`."""
         return self._setting("recipe")
 
     @property
@@ -70,7 +70,7 @@ class Run:
         return self._setting("corpus")
 
     def _setting(self, name: str) -> Mapping[str, Any]:
-        """Return a part of the settings; RunError if it is missing."""
+        """Return a part of the settings; `RunError` if the part is missing."""
         part = self.settings.get(name)
         if not isinstance(part, dict):
             raise RunError(f"{self.folder / SETTINGS}: expected an object {name!r}, got {part!r}")
@@ -78,11 +78,11 @@ class Run:
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
-        """One row for each step that was logged, in order, with the columns of `METRICS_SCHEMA`.
+        """One row for each logged step, in order, with the columns of `METRICS_SCHEMA`.
 
         ``loss`` is the mean in nats per predicted token since the previous row, without the
-        ``penalty``; ``held_out_loss`` is null at steps without one; ``tokens`` and ``seconds`` (of
-        training) are totals.
+        ``penalty``; ``held_out_loss`` is null at steps where it was not measured; ``tokens`` and
+        ``seconds`` (of training) are totals.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Run:
 
     @cached_property
     def updates(self) -> ScoreTable:
-        """Scores of the forms' change since the previous scores; ``step`` is the later one."""
+        """Scores of each form's change since the previous scores; ``step`` is the later step."""
         return read_table(self.folder / UPDATES)
 
     @cached_property
@@ -154,7 +154,7 @@ def open_run(folder: str | PathLike[str]) -> Run:
 
 
 def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
-    """Create a run's folder with its settings; RunError if it already contains a run."""
+    """Create a run's folder with its settings; `RunError` if the folder already contains a run."""
     folder = Path(folder)
     if (folder / SETTINGS).exists():
         raise RunError(f"{folder}: already contains a run; resume it, or choose another folder")

@@ -87,7 +87,7 @@ def statuses() -> pl.Expr:
 
 
 def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool) -> list[str]:
-    """Circuit, distances, norms, biases and gamma; without ``every`` only non-default ones.
+    """Circuit, distances, norms, biases and gamma; without ``every`` only non-default values.
 
     Examples
     --------

@@ -137,7 +137,7 @@ class Table(Shown):
         object.__setattr__(self, "frame", frame)
 
     def headed(self) -> list[Column]:
-        """Return the columns of this table that are printed, in their order."""
+        """Return the columns of this table that are printed, in order."""
         return [
             column
             for column in (*self.declared, *self.further)
@@ -169,7 +169,7 @@ class Table(Shown):
         Raises
         ------
         TableError
-            A text is no condition, or the table has no column of a name.
+            A text is not a valid condition, or names a column that the table lacks.
 
         Examples
         --------
@@ -195,24 +195,24 @@ class Table(Shown):
             ) from None
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a column, by name; or rows: of a layer, of several, of a head, or of a condition.
+        """Return a column by name, or the rows of layers, of a head, or of a condition.
 
         Returns
         -------
         polars.Series or Table
             ``table["symmetry"]`` is a column. ``table[3]`` and ``table[:4]`` are tables of layers,
-            with their heads; ``table[3, 5]`` is the row of head 5, ``table[3, :]`` those of all
-            heads. Negative numbers count from the end. ``table[table["symmetry"] > 0.5]`` has the
-            rows for which the condition is true.
+            with their heads; ``table[3, 5]`` is the row of head 5, ``table[3, :]`` has the rows of
+            all heads. Negative numbers count from the end. ``table[table["symmetry"] > 0.5]`` has
+            the rows for which the condition is true.
 
-            A column has the values of layers and of heads, one after the other. For an average,
-            choose one of the two: ``table.layers["symmetry"].mean()`` or
+            A column has the values of layers, followed by the values of heads. For an average,
+            choose layers or heads: ``table.layers["symmetry"].mean()`` or
             ``table.heads["symmetry"].mean()``. ``table.mean()`` refuses to mix them.
 
         Raises
         ------
         TableError
-            There is no such column, layer or head.
+            The table has no column, layer or head with this name or number.
 
         Examples
         --------
@@ -244,7 +244,7 @@ class Table(Shown):
             raise TableError(f"the table has no column {name!r}{advice}")
 
     def _only(self, column: str, index: int | slice) -> Self:
-        """Return the rows whose number in a column is one of these, by place or slice."""
+        """Return the rows whose number in a column is ``index``, or in the slice ``index``."""
         count: int = 1 + max(self.frame[column].drop_nulls(), default=-1)
         try:
             chosen = range(count)[index]
@@ -333,7 +333,7 @@ class Table(Shown):
             )
 
     def _kinds(self) -> list[Self]:
-        """Return the rows of layers and those of heads, as far as there are any."""
+        """Return the rows of layers and the rows of heads, unless empty."""
         if "head" not in self.frame.columns:  # a row is a pair of heads
             return [self]
         return [rows for rows in (self.layers, self.heads) if len(rows)] or [self]
@@ -346,7 +346,7 @@ class Table(Shown):
         ascending: bool | None = None,
         **options: Any,
     ) -> pl.DataFrame:
-        """Return the frame, sorted: the rows of layers, and after them those of heads.
+        """Return the frame, sorted: the rows of layers, then the rows of heads.
 
         The smallest values are first, as in polars; ``descending=True`` puts the largest first, as
         ``wqk scan --sort`` does.
@@ -368,7 +368,7 @@ class Table(Shown):
         )
 
     def _sort_values(self, by: Any, **options: Any) -> pandas.DataFrame:
-        """Sort the pandas frame: the rows of layers, and after them those of heads."""
+        """Sort the pandas frame: the rows of layers, then the rows of heads."""
         frames = [rows.to_pandas().sort_values(by, **options) for rows in self._kinds()]
         if len(frames) == 1:
             return frames[0]
@@ -377,7 +377,7 @@ class Table(Shown):
         return pandas.concat(frames, ignore_index=options.get("ignore_index", False))
 
     def _text(self, ending: str, path: FilePath | None, index: bool = False) -> str | None:
-        """Return the text of a file with this ending, or write it to a path."""
+        """Return the content of a file with this ending, or write the file to a path."""
         from wqk.tables.writers import WRITERS
 
         if index:
@@ -410,7 +410,7 @@ class Table(Shown):
     def to_pandas(self) -> pandas.DataFrame:
         """Return the frame as a pandas frame.
 
-        The rows of whole layers come with those of heads: ``table.layers.to_pandas()`` and
+        The frame has the rows of whole layers and of heads: ``table.layers.to_pandas()`` and
         ``table.heads.to_pandas()`` have rows of one kind, which can be averaged.
 
         Raises
@@ -436,10 +436,10 @@ class Table(Shown):
         return self.frame.height
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write the table in the format of the file's ending; whole or not at all.
+        """Write the table in the format of the file's ending, completely or not at all.
 
         `read_table` reads ``.parquet``, ``.jsonl`` and ``.csv``; ``.tex`` and ``.md`` are for
-        reading. All contain every row and describe how the numbers were computed.
+        people. All formats contain every row and describe how the numbers were computed.
 
         Raises
         ------
@@ -498,7 +498,7 @@ class ScoreTable(Table):
         metadata: Mapping[str, Any] | None = None,
         details: Details | None = None,
     ) -> ScoreTable:
-        """Return a table from one mapping for each row; absent columns are as in an older file."""
+        """Return a table from one mapping for each row; absent columns get default values."""
         listed = list(rows)
         named = {*cls.needed}.union(*listed)
         present = types(column for column in (*COLUMNS, *FURTHER_COLUMNS) if column.name in named)
@@ -508,9 +508,10 @@ class ScoreTable(Table):
     def summary(self) -> pl.DataFrame:
         """Median and quartiles of each score, over layers and over heads.
 
-        One row for ``over`` (``layers`` or ``heads``), and each checkpoint, stack, kind of
-        attention, circuit and distance, with ``count``, and for each score ``{score}_median``,
-        ``_q25`` and ``_q75`` (linear interpolation). Degenerate rows are excluded.
+        The result has one row for each ``over`` (``layers`` or ``heads``), checkpoint, stack, kind
+        of attention, circuit and distance. Its columns are ``count``, and for each score
+        ``{score}_median``, ``_q25`` and ``_q75`` (linear interpolation). Degenerate rows are
+        excluded.
         """
         scored = self.frame.with_columns(
             pl.when(pl.col("head").is_null())
@@ -527,17 +528,17 @@ class ScoreTable(Table):
         return scored.group_by(["over", *GROUP], maintain_order=True).agg(aggregates)
 
     def side_by_side(self, score: str = "symmetry") -> pl.DataFrame:
-        """Return one score with a column for each model; rows are layers, and their heads.
+        """Return one score with a column for each model and a row for each layer and head.
 
-        Columns have the end of the models' names, and what distinguishes namesakes: revision, step,
-        stack, kind of attention, circuit. ``table.layers.side_by_side()`` has the rows of whole
-        layers alone. A layer or head that a model lacks is null, and so is the ``head`` of a whole
-        layer.
+        A column is named after the end of the model's name. If models have the same end, revision,
+        step, stack, kind of attention or circuit follow. ``table.layers.side_by_side()`` has only
+        the rows of whole layers. A layer or head that a model lacks is null; the ``head`` of a
+        whole layer is also null.
 
         Raises
         ------
         TableError
-            The table has no such column, or several values of the same model, layer and head.
+            The table lacks the column, or has several values of the same model, layer and head.
 
         Examples
         --------
@@ -560,7 +561,7 @@ class ScoreTable(Table):
         return {"metadata": content.pop("metadata"), "summary": records(self.summary()), **content}
 
     def join(self, *others: ScoreTable) -> ScoreTable:
-        """All rows of this table and of others; see `wqk.join`."""
+        """Return a table with the rows of this and other tables; see `wqk.join`."""
         return join([self, *others])
 
     @called_as(
@@ -580,9 +581,9 @@ class ScoreTable(Table):
         ----------
         view
             ``layers``: symmetry and directionality over the layers, a curve for each model.
-            ``heads``: a map of each, layers down and heads across, for at most eight models.
-            ``models``: a box for each model, from quartile to quartile over its layers.
-            By default ``layers``, or ``models`` if there are more than twelve.
+            ``heads``: a map of each score, layers down and heads across, for at most eight models.
+            ``models``: a box for each model, from quartile to quartile over its layers. By default
+            ``layers``, or ``models`` if there are more than twelve.
         y
             The score that is drawn; by default symmetry and directionality (excess).
 
@@ -595,7 +596,7 @@ class ScoreTable(Table):
         Raises
         ------
         TableError
-            The view is none of these, or the table has no such rows or score.
+            The view does not exist, or the table lacks its rows or the score.
 
         Examples
         --------
@@ -640,7 +641,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
     Raises
     ------
     TableError
-        There is no such file, or it contains no score table.
+        The file does not exist, or contains no score table.
 
     Examples
     --------
@@ -656,12 +657,12 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
 
 
 def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
-    """Read a table of the first of these kinds whose columns the file has.
+    """Read a table of the first of these classes whose columns the file has.
 
     Raises
     ------
     TableError
-        There is no such file, or it contains no table of these kinds.
+        The file does not exist, or contains no table of these classes.
     """
     from wqk.tables.writers import READERS, UNREADABLE_TABLES
 
@@ -713,17 +714,17 @@ def _with_note(
 
 
 def join(tables: ScoreTable | Sequence[ScoreTable], *others: ScoreTable) -> ScoreTable:
-    """All rows of several tables in one, and their details.
+    """Return the rows of several tables as one table, and their details.
 
     The tables are a list, or arguments: ``wqk.join(table, other)``.
 
-    If metadata disagrees, the first table's metadata is kept. Entries about single checkpoints are
-    merged; if there are several checkpoints, each note begins with its checkpoint's name.
+    If metadata differ, the first table's metadata are kept. Entries about single checkpoints are
+    merged. If the tables have several checkpoints, each note begins with the checkpoint's name.
 
     Raises
     ------
     TableError
-        There is no table.
+        No table was passed.
 
     Examples
     --------
@@ -761,7 +762,7 @@ def _joined_details(tables: Sequence[ScoreTable]) -> Details | None:
 
 
 def _named_notes(table: ScoreTable) -> dict[str, Any]:
-    """Return the notes on a table's only checkpoint, each with its name."""
+    """Return the notes on a table's only checkpoint, each with the checkpoint's name."""
     names = table.frame["checkpoint"].unique().to_list()
     if len(names) != 1:
         return {}

@@ -28,7 +28,7 @@ ASCII = ("|", "#", "#", "#")
 
 @dataclass
 class Bar:
-    """A bar to the right for positive, to the left for negative scores; ±1 fills its half."""
+    """A bar for a score, to the right if positive, to the left if negative; ±1 fills its half."""
 
     value: float | None  # the score; None draws nothing
     cells: int = 6  # width of each half
@@ -37,7 +37,7 @@ class Bar:
 
     @property
     def width(self) -> int:
-        """Cells of both halves and the middle."""
+        """Width in cells: both halves and the middle."""
         return 2 * self.cells + 1
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Bar:
 
 
 def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
-    """Draw the bar of a score, with this many cells on each side of the middle.
+    """Draw the bar of a score, with ``half`` cells on each side of the middle.
 
     Examples
     --------
@@ -133,7 +133,8 @@ class SheetColumn:
     heading
         One line; may be empty.
     text
-        Whether the column contains text, which is left-aligned and may be wrapped, or numbers.
+        Whether the column contains text instead of numbers; text is left-aligned and may be
+        wrapped.
     latex
         Heading in LaTeX, if it is a formula.
     optional
@@ -155,8 +156,8 @@ class Sheet:
     columns
         The columns from left to right.
     rows
-        The rows, each with as many cells as there are columns. A row with a single cell is a
-        heading across all columns.
+        The rows, each with one cell for each column. A row with a single cell is a heading across
+        all columns.
     caption
         Text above the table; terminals do not show it.
     notes
@@ -179,7 +180,7 @@ class Sheet:
 
     @classmethod
     def of(cls, *headings: str, text: Collection[str] = ()) -> Sheet:
-        """Return an empty sheet; the columns ``text`` hold text, the others numbers."""
+        """Return an empty sheet; the columns ``text`` contain text, the rest contain numbers."""
         return cls([SheetColumn(heading, heading in text) for heading in headings])
 
     def add(self, *cells: Cell | Bar | str, style: str = "") -> None:
@@ -200,7 +201,7 @@ class Sheet:
     # In files.
 
     def markdown(self) -> str:
-        """Return a pipe table between its caption and its footnotes."""
+        """Return a pipe table, with the caption above and the footnotes below."""
         places = self._worded()
         lines = [
             [_in_markdown(self.columns[place].heading) for place in places],
@@ -303,7 +304,7 @@ class Sheet:
                 yield cell.width if isinstance(cell, Bar) else cell_len(_words(cell))
 
     def _least(self, places: Sequence[int], narrowest: int = 10**6) -> int:
-        """Return the width that these columns need; text needs at most ``narrowest``."""
+        """Return the width that columns need; a column of text needs at most ``narrowest``."""
         needed = GAP * len(places)
         for place in places:
             width = max(self._widths(place))
@@ -343,7 +344,7 @@ class Sheet:
         return len(row) == 1 < len(self.columns)
 
     def _worded(self) -> list[int]:
-        """Return the numbers of the columns in files: all columns without bars."""
+        """Return the numbers of the columns in files: all columns except bars."""
         return [place for place in range(len(self.columns)) if not self._has_bars(place)]
 
     def _has_bars(self, place: int) -> bool:
@@ -368,7 +369,7 @@ def _on_terminal(cell: Cell | Bar, spare: int, bars: int) -> Text | Bar:
 
 
 def _in_markdown(text: str) -> str:
-    """Text without HTML, emphasis or links; an interval keeps its brackets."""
+    """Escape HTML, emphasis and links in a text; an interval keeps its brackets."""
     return LINK.sub(r"\\[", text.translate(MARKDOWN))
 
 
@@ -377,7 +378,7 @@ def _in_latex(text: str) -> str:
 
 
 def _in_file(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -> str:
-    """Return a cell for a file: its text, and the letters of its footnotes."""
+    """Return a cell for a file: its text and the letters of its footnotes."""
     if isinstance(cell, Bar):
         return ""
     marks = superscript.format(",".join(cell.marks)) if cell.marks else ""

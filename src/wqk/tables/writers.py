@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Types = Mapping[str, pl.DataType]
 
     class TableContent(Protocol):
-        """A table, as far as its files need it; `wqk.tables.score_table.Table` is one."""
+        """The part of a table that its files need; `wqk.tables.score_table.Table` implements it."""
 
         @property
         def frame(self) -> pl.DataFrame:
@@ -69,7 +69,7 @@ def from_parquet(content: bytes, types: Types) -> Content:
 
 
 def to_json_lines(table: TableContent) -> bytes:
-    """Return the metadata, then one row on each line."""
+    """Return one line with the metadata, then one line for each row."""
     rows = table.frame.fill_nan(None).to_dicts()
     lines = [{"metadata": dict(table.metadata)}, *rows]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
@@ -104,7 +104,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def to_csv(table: TableContent) -> bytes:
-    """Return the rows, each with the table's conditions at its end."""
+    """Return the rows, each followed by the table's conditions."""
     conditions = (
         pl.lit(table.metadata.get(name), kind).alias(name) for name, kind in CONDITIONS.items()
     )
@@ -112,7 +112,7 @@ def to_csv(table: TableContent) -> bytes:
 
 
 def from_csv(content: bytes, types: Types) -> Content:
-    """Read a file written by `to_csv`; the conditions are those of the first row."""
+    """Read a file written by `to_csv`; the conditions are taken from the first row."""
     frame = pl.read_csv(content, schema_overrides={**types, **CONDITIONS})
     frame = frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
     first = frame.row(0, named=True) if frame.height else {}
@@ -121,17 +121,17 @@ def from_csv(content: bytes, types: Types) -> Content:
 
 
 def to_markdown(table: TableContent) -> bytes:
-    """Every row as readable text, below a description of the numbers."""
+    """Return all rows as readable text, below a description of the numbers."""
     return as_sheet(table).markdown().encode()
 
 
 def to_latex(table: TableContent) -> bytes:
-    """Every row as a tabular, below comments that describe the numbers."""
+    """Return all rows as a tabular, below comments that describe the numbers."""
     return as_sheet(table).latex().encode()
 
 
 def as_sheet(table: TableContent) -> Sheet:
-    """Return a table's nonempty columns in words, below what all rows share."""
+    """Return a table's nonempty columns in words, below the values that all rows share."""
     frame = table.frame
     # Columns that distinguish attentions come first.
     context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]
