@@ -27,10 +27,10 @@ COMPARED_MODELS: tuple[Name, ...] = (
 
 
 class Claim(NamedTuple):
-    """A claim of the paper, and what it predicts of an encoder next to a decoder.
+    """A claim of the paper, and its prediction for an encoder and a decoder.
 
-    Both predictions are that the score of the encoder is larger than that of the decoder. They are
-    worded from the model that the claim is about.
+    Both predictions are that the score of the encoder is larger than that of the decoder. The
+    sentence begins with the model that the claim is about.
     """
 
     sentence: str
@@ -71,7 +71,7 @@ def demo_model(name: Name) -> Path:
 
 
 def demo_table() -> ScoreTable:
-    """Scores and details of both models in one table; the checkpoints are their names."""
+    """Scores and details of both models in one table; checkpoints are named after the models."""
     models = [open_model(DEMO_MODELS / name) for name in COMPARED_MODELS]
     for model, name in zip(models, COMPARED_MODELS, strict=True):
         model.checkpoint.name = name

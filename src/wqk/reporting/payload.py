@@ -1,7 +1,7 @@
 """Data of the page's script: scores, details and published values as one JSON object.
 
 Numbers are rounded to six digits. Repeated strings, and the value of a constant column, are stored
-once. Sentences of the page are computed from the numbers that they state.
+once. Sentences of the page are computed from their numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def outliers(rows: int, columns: int) -> str:
 
 
 def strongest_pair(coupling: np.ndarray) -> str:
-    """Return the two heads closest to being each other's transposes, up to their sign.
+    """Describe the pair of heads closest to transposes of each other, up to the sign.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def payload(
 
 
 def in_script(text: str) -> str:
-    """Escape JSON such that it can neither end its script element nor begin a comment.
+    """Escape JSON, so that the text can neither end its script element nor begin a comment.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def in_script(text: str) -> str:
 
 
 def digits(value: float) -> float | None:
-    """Return a number to six digits; None for NaN and infinity.
+    """Return a number rounded to six digits; None for NaN and infinity.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def digits(value: float) -> float | None:
 
 
 def _column(values: pl.Series) -> dict[str, Any]:
-    """Return a column in its shortest form: a single value, words and their indices, or a list."""
+    """Return a column in its shortest form: one value, a list of words and indices, or a list."""
     if values.dtype == pl.Float64:
         return {"values": [None if value is None else digits(value) for value in values]}
     if values.n_unique() <= 1:
@@ -180,7 +180,7 @@ def _column(values: pl.Series) -> dict[str, Any]:
 def _blocks_of_groups(
     groups: Sequence[Group], details: Sequence[Details]
 ) -> list[tuple[int, BlockDetails]]:
-    """Return the blocks of layers in the tables, each after the number of its group."""
+    """Return the blocks of layers in the tables, each with the number of its group."""
     columns = ("checkpoint", "revision", "step", "stack", "kind", "layer", "circuit", "distance")
     group_of: dict[tuple[Any, ...], int] = {}
     for index, group in enumerate(groups):
@@ -194,7 +194,7 @@ def _blocks_of_groups(
 
 
 def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
-    """Return a block's images and norms, reduced to what a screen shows."""
+    """Return a block's images and norms, reduced to the size on screen."""
     pixels = _fewer(_fewer(block.image, side, axis=0), side, axis=1)
     pair, coupling = "", None
     if block.coupling is not None:
@@ -219,7 +219,7 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
 
 
 def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
-    """Reduce an axis to ``length`` values, the largest in magnitude of each bin."""
+    """Reduce an axis to ``length`` bins; a bin has its value of largest magnitude."""
     if values.shape[axis] <= length:
         return values
     starts = np.linspace(0, values.shape[axis], length + 1).round().astype(int)[:-1]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def latest(table: ScoreTable) -> ScoreTable:
-    """Keep only the last step of checkpoints with several steps, such as the run of a training."""
+    """Keep only the last step of checkpoints that have several steps."""
     steps = pl.col("step")
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
 
@@ -139,7 +139,7 @@ def letter(axis: Axes, text: str) -> None:
 
 
 def heading(axis: Axes, text: str) -> None:
-    """Title a row of panels: in the first line of its first panel's title, which must be empty."""
+    """Title a row of panels, above its first panel; the panel must have no title."""
     _above(axis, text, (0.0, 16.0), 8.5).set_in_layout(False)
 
 
@@ -156,7 +156,7 @@ def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> A
 
 
 def with_room(axis: Axes, ends: Sequence[CurveEnd]) -> list[CurveEnd]:
-    """Select the curves that are labeled: the first, the last, and others with enough room."""
+    """Return the curves to label: the first, the last, and further curves with enough room."""
     low, high = axis.get_ylim()
     labeled: list[CurveEnd] = []
     for end in sorted(ends, key=lambda end: end not in (ends[0], ends[-1])):
@@ -244,7 +244,7 @@ LEGEND = {
 
 
 def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> Figure:
-    """Draw a row of panels for each stack: curves if there are any, shares, shares by layer."""
+    """Draw a row of panels for each stack: curves, if any, shares, and shares by layer."""
     stacks = shares["stack"].unique(maintain_order=True).to_list()
     has_layers = shares["layer"].is_not_null().any()
     width = 1 + (not curves.is_empty()) + has_layers
@@ -270,14 +270,14 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
 
 
 def _line(part: str) -> Line2D:
-    """Sample of a part's line, for a legend."""
+    """Sample of the line of a part, for a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **part_look(part))
 
 
 def part_look(part: str) -> dict[str, Any]:
-    """Color and line of a part of the scores, the same in every panel."""
+    """Color and line of a part of the scores, equal in all panels."""
     return {"color": PART_COLORS[part], "linestyle": "--" if part in CONTROLS else "-"}
 
 
@@ -320,8 +320,8 @@ PRINTED_HEADS = 16
 def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
     """Draw T[a, b] = tr(M_a M_b)/(‖M_a‖ ‖M_b‖), from `wqk.coupling`.
 
-    1 (red) where two heads are each other's transpose; the diagonal holds each head's own symmetry.
-    Numbers are printed in hundredths where they fit.
+    The value is 1 (red) if two heads are transposes of each other; the diagonal contains the
+    symmetry of each head. Numbers are printed in hundredths where they fit.
 
     Examples
     --------
@@ -367,7 +367,7 @@ def attention_figure(matrices: Float[np.ndarray, "heads queries keys"]) -> Figur
 
 
 def draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
-    """Draw a matrix of couplings on the color scale of signs, with about this many ticks."""
+    """Draw a matrix of couplings on the color scale of signs, with about ``ticks`` ticks."""
     drawn = axis.imshow(matrix, cmap=SIGN_COLORS, vmin=-1, vmax=1, interpolation="nearest")
     numbers = range(0, len(matrix), math.ceil(len(matrix) / ticks))
     axis.set(xticks=numbers, yticks=numbers)
@@ -377,7 +377,7 @@ def draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -
 
 
 def add_color_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
-    """Add the color scale of all matrices, at their right."""
+    """Add the color scale of all matrices to the right of the matrices."""
     bar = figure.colorbar(drawn, ax=figure.axes, **size)
     bar.outline.set_visible(False)
     bar.set_label(r"$\mathrm{tr}(M_a M_b) \,/\, (\|M_a\| \, \|M_b\|)$", fontsize=7)
@@ -452,7 +452,7 @@ MOST_TICKS = 24
 
 
 class PairMatrix(Protocol):
-    """Numbers of pairs of heads; `wqk.inspecting.composition.CompositionMatrix` is one."""
+    """Numbers of pairs of heads, as in `wqk.inspecting.composition.CompositionMatrix`."""
 
     @property
     def kind(self) -> str:
@@ -510,7 +510,7 @@ def composition_maps(matrices: Sequence[PairMatrix]) -> Figure:
 
 
 def _name_ticks(set_ticks: Callable[..., Any], names: Sequence[str], **look: Any) -> None:
-    """Label every head, or if there are many, the first of each few."""
+    """Label every head, or, if the heads are many, heads at equal intervals."""
     step = math.ceil(len(names) / MOST_TICKS)
     places = range(0, len(names), step)
     set_ticks(places, [names[place] for place in places], **look)
@@ -542,7 +542,7 @@ def _draw_arcs(
 
 
 def _label_arcs(axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, int]) -> None:
-    """Write layer and number next to the heads of these pairs, once for each head; over arcs."""
+    """Write layer and number next to each head of these pairs, on top of the arcs."""
     from matplotlib.patheffects import withStroke
 
     labeled: set[tuple[float, int]] = set()
@@ -565,7 +565,7 @@ def _label_arcs(axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, i
 
 
 def _attention_names(order: Sequence[AttentionKey]) -> list[str]:
-    """Name attentions by their layer's number, and by their stack if there are several."""
+    """Name attentions by the number of the layer, after the stack if the stacks are several."""
     several = len({stack_key for stack_key, _, _ in order}) > 1
     names = []
     for (_, stack), layer, is_cross in order:

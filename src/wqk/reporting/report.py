@@ -58,7 +58,7 @@ MOST_NAMED = 12
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """A written report: the path of its file. A notebook shows the page."""
+    """Path of a written report; a notebook shows the page."""
 
     path: Path
 
@@ -106,7 +106,7 @@ def write_report(
     Raises
     ------
     TableError
-        There are no rows, or details belong to no checkpoint of the tables.
+        The tables are empty, or details belong to no checkpoint of the tables.
     OutputError
         The file cannot be written.
     MissingPackage
@@ -149,8 +149,8 @@ def write_report(
 def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
     """Return the local folders around the checkpoints of tables, longest first.
 
-    If the checkpoints share a folder, it is the only one. The root folder is left out: its name
-    contains nothing.
+    If the checkpoints share a folder, only this folder is returned. The root folder is left out,
+    because its name is empty.
 
     Examples
     --------
@@ -173,9 +173,10 @@ def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
 
 
 def without_folders(text: str, folders: Sequence[str]) -> str:
-    """Return a part of a page with paths that begin below these folders.
+    """Return a part of a page with paths relative to these folders.
 
-    A report is made to be passed on, and folders name people and machines.
+    A report is passed on to other people, and absolute paths contain the names of users and
+    machines.
 
     Examples
     --------
@@ -277,7 +278,7 @@ def page(
 
 
 def _dates(runs: Sequence[Run]) -> str:
-    """Return the days on which runs last wrote."""
+    """Return the first and the last day on which runs wrote metrics."""
     days = [
         date.fromtimestamp((run.folder / METRICS).stat().st_mtime)
         for run in runs
@@ -294,12 +295,12 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """Return a script as the browser reads it from its element, so that the hashes agree."""
+    """Return a script in the form in which a browser hashes it."""
     return text.replace("\r\n", "\n").replace("</script", "<\\/script")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy without connections, and with these scripts only."""
+    """Return a content security policy that allows no connections and only these scripts."""
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return (
@@ -313,7 +314,7 @@ ARCS, ROWS = 40, 20
 
 
 def feeding_section(tables: Sequence[Table]) -> str:
-    """Return a picture and a table for each table of `wqk.compose`, as HTML; empty without one."""
+    """Return a picture and a table for each table of `wqk.compose`, as HTML; else empty."""
     if not tables:
         return ""
     checkpoints = [table.frame["checkpoint"][0] for table in tables if table.frame.height]
@@ -355,7 +356,7 @@ RESULTS_GROUP = "wqk.results"
 
 
 def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group the runs that differ only in their seed; a name contains the other differences."""
+    """Group the runs that differ only in their seed; names of groups list other differences."""
     cells: defaultdict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
     for run in runs:
         settings = [(name, str(value)) for name, value in run.recipe.items() if name != SEED_KEY]
@@ -397,7 +398,7 @@ def runs_section(runs: Sequence[Run]) -> str:
 
 
 def _result(name: str, runs: Sequence[Run]) -> str:
-    """Return the outcome of runs with one recipe, at the last step that all of them reached."""
+    """Describe the outcome of the runs of a recipe, at the last step that all runs reached."""
     losses = _common_steps(runs, "held_out_loss")
     if not losses.height:
         losses = _common_steps(runs, "loss")
@@ -414,7 +415,7 @@ def _result(name: str, runs: Sequence[Run]) -> str:
 
 
 def _common_steps(runs: Sequence[Run], column: str) -> pl.DataFrame:
-    """Return the steps at which all runs have a value, and the ``values``, one for each run."""
+    """Return the steps at which all runs have a value, and the ``values`` of all runs."""
     rows = pl.concat([_curve(run, column) for run in runs])
     together = rows.group_by("step").agg(pl.col("value").alias("values"))
     return together.filter(pl.col("values").list.len() == len(runs)).sort("step")
@@ -447,7 +448,7 @@ def _table(runs: Sequence[Run]) -> Sheet:
 
 
 def _last(values: pl.Series) -> Any:
-    """Return the last value that is not null; None if there is none."""
+    """Return the last value that is not null; None if all values are null."""
     values = values.drop_nulls()
     return values[-1] if len(values) else None
 
@@ -474,7 +475,7 @@ def _recipe(runs: Sequence[Run]) -> str:
 
 
 def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return losses and symmetry over the common steps of all seeds of a recipe: mean and range."""
+    """Draw losses and symmetry at the common steps of all seeds of a recipe: mean and range."""
     curves = []
     kinds = {"training loss": "loss", "held-out loss": "held_out_loss", "symmetry": "symmetry"}
     groups = by_recipe(runs)

@@ -1,6 +1,6 @@
-"""Text and numbers of a report outside its figures, as escaped HTML, by groups of rows.
+"""Text and tables of a report outside its figures, as escaped HTML, by groups of rows.
 
-Installed packages may add the place of the scores among those of other models.
+Installed packages may add the place of the scores among the scores of other models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wqk.tables.sheet import Cell, Sheet, SheetColumn
 
 @dataclass(frozen=True)
 class Group:
-    """One model's attention of one kind, at all its steps and distances, with a unique label."""
+    """Attention of one kind of one model, at all steps and distances, with a unique label."""
 
     label: str
     rows: pl.DataFrame
@@ -41,13 +41,13 @@ class Group:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """A row of the group, for the values that all rows share."""
+        """First row of the group, for values that all rows share."""
         layers = self.latest.filter(pl.col("head").is_null())
         return (layers if layers.height else self.latest).row(0, named=True)
 
 
 def groups(tables: Sequence[ScoreTable]) -> list[Group]:
-    """Return the groups of all tables in order, with the shortest names that are distinct.
+    """Return the groups of all tables in order, with the shortest distinct names.
 
     If several rows have the same key, the row of the first table is kept.
 
@@ -96,7 +96,7 @@ def colors(groups: Sequence[Group]) -> list[str]:
 
 
 def model_name() -> pl.Expr:
-    """Return the checkpoint without its step's folder, and the revision unless that is a step."""
+    """Return an expression for a checkpoint's name, without the folder or revision of a step."""
     checkpoint = pl.col("checkpoint")
     is_step = pl.col("step").is_not_null()
     step_folder = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
@@ -219,7 +219,7 @@ def points(placed: dict[int, Any]) -> dict[str, Any] | None:
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
-    """List the caveats as HTML; empty if there are none."""
+    """List the caveats as HTML; empty without caveats."""
     lines = [escape(line) for line in dict.fromkeys(_notes(groups, tables))]
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
@@ -320,7 +320,7 @@ def pairs_sheet(frame: pl.DataFrame) -> Sheet:
 
 
 def head_name(row: Mapping[str, Any], end: str) -> str:
-    """Return a writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
+    """Return a writing or reading head as LAYER.HEAD, after its stack or kind if ambiguous."""
     parts = []
     if row["writer_stack"] != row["reader_stack"]:
         parts.append(row[f"{end}_stack"])
