@@ -37,7 +37,7 @@ if hasattr(signal, "siginterrupt"):
 
 
 class _Output(Console):
-    """A console that leaves broken pipes to the command, and wide tables to the terminal."""
+    """A console that raises at broken pipes, and does not crop wide tables."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"crop": False, **options})
@@ -60,13 +60,13 @@ def output() -> Console:
 
 
 def say(message: str) -> None:
-    """Print lines on standard error, above a progress bar if there is one."""
+    """Print lines on standard error, above a progress bar, if any."""
     # The bar replaces standard error by a stream of its own, which click.echo would bypass.
     print(printable(without_secrets(message)), file=sys.stderr, flush=True)
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:
-    """Report how much of a remote checkpoint was fetched; nothing for local ones."""
+    """Report the part of a remote checkpoint that was fetched; print nothing for local files."""
     fetched = checkpoint.bytes_fetched
     if fetched is not None:
         stored = sum(info.nbytes for info in checkpoint.tensors().values())
@@ -75,9 +75,9 @@ def say_traffic(checkpoint: Checkpoint) -> None:
 
 
 def say_picture(picture: Path, table: ScoreTable, files: Sequence[Path] = ()) -> None:
-    """Report the file of a table's picture; of several distances, also the one that it shows.
+    """Report the file of a table's picture, and the distance in the picture if there are several.
 
-    ``files`` contain the table, if it was read or written.
+    ``files`` are the files of the table, if it was read or written.
     """
     distances = sorted(table.frame["distance"].drop_nulls().unique())
     if len(distances) < 2:
@@ -98,8 +98,8 @@ def bar(
 
     ``changes`` is a function of the reported values that returns fields of the bar:
     ``description``, the text before the bar, ``completed``, ``total``, and ``text``, the text after
-    the bar. With ``seconds``, for work of many minutes, a pipe gets a line instead, at most once in
-    that time.
+    the bar. With ``seconds``, for work of many minutes, a pipe gets lines instead, at least
+    ``seconds`` apart.
     """
     if not sys.stderr.isatty():
         yield None if seconds is None else _lines(title, changes, seconds)
@@ -183,7 +183,7 @@ def show(
 def live_tables(tables: Iterable[ScoreTable]) -> None:
     """Show the medians of the last steps of a growing table, in place on a terminal.
 
-    In a pipe, every table is printed below the one before it.
+    In a pipe, each table is printed below the previous table.
     """
     from wqk.tables.growing import growing_table
 
@@ -214,20 +214,20 @@ STANDARD_OUTPUT = Path("-")
 
 
 def is_standard_output(out: Path | None) -> bool:
-    """Return whether ``--out`` stands for standard output: ``-``, or ``-.tex`` for a format."""
+    """Return whether ``--out`` is standard output: ``-``, or ``-.tex`` for a format."""
     return out is not None and out.parent == Path() and out.stem == STANDARD_OUTPUT.name
 
 
 def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
-    """Require one format on standard output; return the ending of its files, or nothing.
+    """Require one format on standard output; return the ending of its files, or "".
 
-    ``--csv`` and ``--out -`` print CSV, and ``--out -.tex`` prints LaTeX. Of JSON and of lines for
-    people, the ending is empty.
+    ``--csv`` and ``--out -`` print CSV, and ``--out -.tex`` prints LaTeX. The ending of JSON and of
+    lines for people is empty.
 
     Raises
     ------
     UsageError
-        Two formats were requested, or the ending is of no text.
+        Two formats were requested, or the ending belongs to no text format.
     """
     from wqk.tables.writers import WRITERS
 
@@ -248,7 +248,7 @@ def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
 
 
 def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
-    """Print all rows of a result as ``--out`` writes them to a file with this ending."""
+    """Print all rows of a result, as in a file with this ending."""
     from wqk._console import Result, csv_of_frame
     from wqk.tables.score_table import Table
     from wqk.tables.writers import WRITERS
@@ -263,7 +263,7 @@ def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
 
 
 def from_top(lines: Iterable[Any]) -> Iterator[Any]:
-    """Yield lines without the empty line before the first of them.
+    """Yield lines without empty lines at the beginning.
 
     Examples
     --------

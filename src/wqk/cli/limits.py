@@ -1,8 +1,8 @@
-"""Limits of the process that are too small for any verb, found before a library is imported.
+"""Limits of the process that are too small for any verb, checked before a library is imported.
 
 Libraries do not raise an error if they run out of address space or of file descriptors while they
-start. OpenBLAS ends the process with status 1, which is an answer of `same`, and polars aborts it.
-Both allocate for each core.
+start. OpenBLAS ends the process with status 1, which would be a result of `same`; polars aborts the
+process. Both libraries allocate memory for each core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEWEST_FILES = 16
 
 
 def too_small() -> str | None:
-    """Return a sentence about the first limit that is too small; None if there is none."""
+    """Return a sentence about the first limit that is too small; None if all limits suffice."""
     try:
         import resource
     except ImportError:  # Windows has no such limits
@@ -42,7 +42,7 @@ def too_small() -> str | None:
 
 
 def cores() -> int:
-    """Return the number of cores that the libraries start threads for."""
+    """Return the number of cores for which libraries start threads."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The ``wqk`` command: its verbs, and the one place that turns errors into one line and a status.
+"""The ``wqk`` command: its verbs; every error becomes one line and an exit status here.
 
 ==========================================  ========
 what                                          status
@@ -82,10 +82,9 @@ def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
 
 
 class Verbs(Mapping[str, click.Command]):
-    """Verbs by name, each in a module of its name or in ``verbs``, imported when it is needed.
+    """Verbs by name; the module of a verb, or ``verbs``, is imported on first use.
 
-    ``packages`` is called when it is first needed, and returns the sections of each package's
-    verbs, by title.
+    ``packages`` is called on first use, and returns the sections of each package's verbs, by title.
     """
 
     def __init__(self, packages: Callable[[], Mapping[str, Sections]]) -> None:
@@ -101,7 +100,7 @@ class Verbs(Mapping[str, click.Command]):
         return names
 
     def module(self, name: str) -> str:
-        """Return the module of a verb; KeyError if there is no such verb."""
+        """Return the module of a verb; `KeyError` for an unknown verb."""
         for package, sections in self._packages().items():
             if any(name in verbs for verbs in sections.values()):
                 module = f"{package}.{name}"
@@ -109,7 +108,7 @@ class Verbs(Mapping[str, click.Command]):
         raise KeyError(name)
 
     def declared(self, name: str) -> Verb | click.Command:
-        """Return a verb as its module declares it."""
+        """Return a verb as declared in its module."""
         verb: Verb | click.Command = getattr(import_module(self.module(name)), name)
         return verb
 
@@ -132,9 +131,9 @@ class Verbs(Mapping[str, click.Command]):
 
 
 class Boundary(click.Group):
-    """Verbs whose errors are one line on standard error; with ``--debug``, a traceback.
+    """Group of verbs that prints an error as one line, or with ``--debug`` as a traceback.
 
-    Their list in the help has sections, with the first sentence of each verb.
+    The help lists the verbs in sections, each with its first sentence.
     """
 
     def __init__(self, *arguments: Any, verbs: Verbs, **options: Any) -> None:
@@ -142,7 +141,7 @@ class Boundary(click.Group):
         self.verbs = self.commands = verbs  # type: ignore[assignment]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections, as click writes its one list."""
+        """Write the verbs in sections, in the layout of click's list."""
         widest = max(map(len, self.verbs))
         for title, names in self.verbs.sections.items():
             with formatter.section(title):
@@ -150,7 +149,7 @@ class Boundary(click.Group):
                 formatter.write_dl(rows)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options before the verb; an unknown one gets advice."""
+        """Parse the options before the verb; an unknown option gets advice."""
         arguments = [*args]
         try:
             return super().parse_args(ctx, args)
@@ -160,7 +159,7 @@ class Boundary(click.Group):
     def _before_verb(
         self, error: click.NoSuchOption, arguments: Sequence[str]
     ) -> click.NoSuchOption:
-        """Return the error of an option before the verb; one that the verb has follows the verb."""
+        """Return the error of an option before the verb, with advice if the verb has the option."""
         verb = next((word for word in arguments if word in self.verbs), None)
         if verb is None:
             return _advised(error)
@@ -231,14 +230,14 @@ class Boundary(click.Group):
 
     @staticmethod
     def _meant(arguments: list[str], verbs: Verbs) -> list[str]:
-        """Replace the synonym of one of these verbs by the verb, with the options that it has."""
+        """Replace the synonym of a verb by the verb and its options."""
         synonym = VERBS.get(arguments[0])
         if arguments[0] in verbs or synonym is None or synonym.verb not in verbs:
             return arguments
         return with_verb(synonym, arguments)
 
     def invoke(self, context: click.Context) -> Any:
-        """Run a verb."""
+        """Run a verb, and report its error."""
         if problem := wrong_variable(CHECKED_FIRST):
             tell(problem)
             context.exit(2)
@@ -283,7 +282,7 @@ class Boundary(click.Group):
             context.exit(2)
 
     def _value_of(self, error: click.ClickException, context: click.Context) -> str:
-        """Return the end of a message on an option without its value: the value's meaning."""
+        """Return the end of a message about an option without a value: the meaning of the value."""
         verb = self.verbs.get(context.invoked_subcommand or "")
         for option in verb.params if verb else ():
             if (
@@ -327,7 +326,7 @@ class Boundary(click.Group):
 
 
 def _all_missing(error: click.MissingParameter) -> click.UsageError:
-    """Return the error with every parameter that is missing, and the call that has them all."""
+    """Return the error with all missing parameters, and the call with all parameters."""
     context = error.ctx
     if context is None:
         return error
@@ -363,7 +362,7 @@ def _all_missing(error: click.MissingParameter) -> click.UsageError:
 
 
 def _unquoted_path(words: Sequence[str]) -> str | None:
-    """Return the path that several words make if they are joined by spaces; None if none does."""
+    """Return the path that words make if joined by spaces; None if no such path exists."""
     from wqk._files import exists
 
     plain = [word for word in words if not word.startswith("-")]
@@ -378,7 +377,7 @@ def _unquoted_path(words: Sequence[str]) -> str | None:
 
 
 def _expected_call(context: click.Context | None) -> str:
-    """Return the end of a message on unexpected arguments: the call of the verb, and advice."""
+    """Return the end of a message about unexpected arguments: the call of the verb, and advice."""
     if context is None:
         return ""
     call = [context.command_path, *context.command.collect_usage_pieces(context)]
@@ -387,7 +386,7 @@ def _expected_call(context: click.Context | None) -> str:
 
 
 def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
-    """Return the error with the option that was probably meant, in place of click's suggestions."""
+    """Return the error with the option that was probably meant, instead of click's suggestions."""
     usages: dict[str, str] = {}
     verb = error.ctx.command.name or "" if error.ctx else ""
     if error.ctx:
@@ -409,7 +408,7 @@ def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
 
 
 def _verbs_with(option: str, context: click.Context | None) -> list[str]:
-    """Return the verbs that have an option, with the name of the command; none if most have it."""
+    """Return the verbs that have an option, after the command's name; none if most have it."""
     group = context.parent.command if context and context.parent else None
     if context is None or context.parent is None or not isinstance(group, Boundary):
         return []
@@ -422,7 +421,7 @@ def _verbs_with(option: str, context: click.Context | None) -> list[str]:
 
 
 def tell(message: str) -> None:
-    """Print one line to standard error, if it is open."""
+    """Print one line to standard error, if standard error is open."""
     from wqk._console import printable
     from wqk.storage.references import without_secrets
 
@@ -457,7 +456,7 @@ def run(command: Callable[..., Any]) -> int:
 
 
 def _status_of(command: Callable[..., Any]) -> int:
-    """Run the command; the exit status is an argument of the `SystemExit` that click raises."""
+    """Run the command, and return the exit status of the `SystemExit` that click raises."""
     try:
         command(prog_name="wqk")
     except SystemExit as exit_request:
@@ -474,7 +473,7 @@ def _discard(stream: Any) -> None:
 
 
 def _open_streams() -> None:
-    """Replace closed standard streams with the null device: no other file may get their number."""
+    """Replace closed standard streams by the null device, to reserve their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

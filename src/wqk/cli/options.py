@@ -1,4 +1,4 @@
-"""Option types, and options of several verbs."""
+"""Option types, and the options that several verbs share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class PathType(click.Path):
-    """A path; an option in its place is a value that was forgotten, and reported as one."""
+    """A path; an option in its place raises an error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check what was typed."""
+        """Check the argument."""
         if isinstance(value, str) and value.startswith("-") and not re.match(r"-(\.|$)", value):
             self.fail(f"expected a path, got the option {value!r}", param, ctx)
         return super().convert(value, param, ctx)
@@ -35,12 +35,12 @@ DEMO_NAMES = ("demo", "encoder", "decoder", "induction")
 
 
 def expand_demo(value: Any) -> Any:
-    """Return the folder of ``demo:NAME``, a small model of the package; other values as they are.
+    """Replace ``demo:NAME`` by the folder of a small model of the package; keep other values.
 
     Raises
     ------
     CheckpointError
-        There is no such model.
+        The package has no model with this name.
 
     Examples
     --------
@@ -58,12 +58,12 @@ class SourceType(PathType):
     """A table, or a checkpoint that is a path or ``demo:NAME``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check what was typed."""
+        """Check the argument."""
         return super().convert(expand_demo(value), param, ctx)
 
 
 class ReferenceType(click.Path):
-    """A checkpoint: a path, which a shell completes, ``demo:NAME``, or another reference."""
+    """A checkpoint: a path with completion by the shell, ``demo:NAME``, or any reference."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Check what was typed: a number is meant for an option before it, which takes none."""
@@ -100,13 +100,13 @@ FOLDER_PATH = PathType(path_type=Path, file_okay=False)
 
 
 class CountType(click.IntRange):
-    """A whole number from 1 on. The upper limit, far above any count, is left out of the help."""
+    """A whole number of at least 1. The upper limit is above any count, and not in the help."""
 
     def __init__(self) -> None:
         super().__init__(1, 2**40)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse what was typed."""
+        """Parse the argument."""
         if isinstance(value, str) and not re.fullmatch(r"[+-]?\d+", value.strip()):
             self.fail(f"expected a whole number, such as 10, got {value!r}", param, ctx)
         number: int = super().convert(value, param, ctx)
@@ -120,12 +120,12 @@ COUNT = CountType()
 
 
 class Number(click.FloatRange):
-    """A finite number within bounds; click's own type accepts NaN and infinity."""
+    """A finite number within bounds; click's own type also accepts NaN and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Parse what was typed."""
+        """Parse the argument."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"expected a finite number, got {value!r}", param, ctx)
@@ -139,7 +139,7 @@ POSITIVE = Number(min=0, min_open=True)
 
 
 class NumbersType(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers and ranges, both ends included: ``0,1,8:64``; negative ones if ``from_end``.
+    """Whole numbers and ranges with both ends, ``0,1,8:64``; negative numbers if ``from_end``.
 
     Examples
     --------
@@ -156,7 +156,7 @@ class NumbersType(click.ParamType):  # type: ignore[type-arg]
         self.example = "0,8:64 or -1" if from_end else "0,1,8:64"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse what was typed."""
+        """Parse the argument."""
         if not isinstance(value, str):
             return value
         numbers: list[int] = []
@@ -177,7 +177,7 @@ class NumbersType(click.ParamType):  # type: ignore[type-arg]
 
 
 class Several(click.ParamType):  # type: ignore[type-arg]
-    """Some of these names, separated by commas.
+    """Several of a set of names, separated by commas.
 
     Examples
     --------
@@ -189,7 +189,7 @@ class Several(click.ParamType):  # type: ignore[type-arg]
         self.choice, self.name = click.Choice(names), ",".join(names)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse what was typed."""
+        """Parse the argument."""
         return tuple(self.choice.convert(name, param, ctx) for name in value.split(","))
 
     def shell_complete(
@@ -200,12 +200,12 @@ class Several(click.ParamType):  # type: ignore[type-arg]
 
 
 class LayerAndHead(click.ParamType):  # type: ignore[type-arg]
-    """A layer and a head, as in 0.2."""
+    """A layer and a head, such as 0.2."""
 
     name = "place"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse what was typed."""
+        """Parse the argument."""
         layer, dot, head = value.partition(".")
         if not (dot and layer.isdigit() and head.isdigit()):
             self.fail(f"expected a layer and a head, such as 0.2, got {value!r}", param, ctx)
@@ -305,7 +305,7 @@ ANNOTATED: dict[str, dict[str, Any]] = {
 
 
 def option(name: str, annotated: str = "", **defaults_of_argument: Any) -> Callable[..., Any]:
-    """Return the option of an argument: the shared option of its name, or that of its type."""
+    """Return the option of an argument: a shared option by name, or an option by type."""
     settings = defaults_of_argument | (OPTIONS.get(name) or ANNOTATED.get(annotated, {}))
     if settings.get("is_flag"):
         settings["default"] = False  # also if the function's default is True
@@ -336,7 +336,7 @@ junit_file = click.option(
 
 
 def picture_file(help_text: str) -> Callable[..., Any]:
-    """Return the option ``--picture``, with its own first sentence of help."""
+    """Return the option ``--picture``, with a given first sentence of its help."""
     return click.option("--picture", type=FILE, help=f"{help_text}: .png, .pdf or .svg.")
 
 

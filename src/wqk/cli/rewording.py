@@ -1,4 +1,4 @@
-"""Words of a command line with hidden synonyms, in the words that a verb declares."""
+"""Replace hidden synonyms on a command line by the words that a verb declares."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIGURE_NAME = re.compile(r"(?:fig|figure|table)[-_]?s?\d", re.IGNORECASE)
 
 
 def layer_and_head(word: str) -> tuple[str, str] | None:
-    """Return the layer and the head that a word names; None if it is another word.
+    """Return the layer and the head in a word such as 0.2; None for any other word.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def layer_and_head(word: str) -> tuple[str, str] | None:
 
 
 def with_verb(synonym: VerbSynonym, arguments: Sequence[str]) -> list[str]:
-    """Replace a synonym of a verb, the first of the arguments, by what the synonym stands for.
+    """Replace a synonym of a verb, the first argument, by the verb and its options.
 
     Examples
     --------
@@ -126,20 +126,20 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
 
 
 class _Line:
-    """A command line in the words of a verb, while it is made.
+    """A command line in the words of a verb, built word by word.
 
     Attributes
     ----------
     options
-        The options of the verb, by each of their names.
+        The options of the verb, by all their names.
     words
         The words of the line so far.
     arguments
-        Places, in ``words``, of the words that are neither options nor values of options.
+        Indices, in ``words``, of the words that are neither options nor values of options.
     adapter
-        Folder that an option gave as an adapter.
+        Folder of an adapter, from an option.
     named
-        Arguments that options gave, by the name of the argument.
+        Arguments that came as options, by the name of the argument.
     prints_tables
         Whether ``--out`` can be added to print a table in a format.
     """
@@ -153,12 +153,12 @@ class _Line:
         self.named: dict[str, str] = {}
 
     def add_argument(self, word: str) -> None:
-        """Add a word that is no option."""
+        """Add a word that is not an option."""
         self.arguments.append(len(self.words))
         self.words.append(word)
 
     def add_option(self, name: str, value: str | None, remaining: deque[str]) -> None:
-        """Add an option, or what stands for it; without a value, the next word may be the value."""
+        """Add an option or its replacement; without a value, the next word may be the value."""
         if name in PRINTED and "--out" in self.options:
             self._add_printed(name, value, remaining)
         elif name in self.options:
@@ -181,7 +181,7 @@ class _Line:
             self._add_synonym(name, value, remaining)
 
     def _add_with_value(self, name: str, values: Sequence[str]) -> None:
-        """Add an option and its value; a head such as 0.2 names its layer, too."""
+        """Add an option and its value; a head such as 0.2 also sets the layer."""
         place = layer_and_head(values[0]) if values and name == "--head" else None
         if place and "--layer" in self.options:
             self.words += ["--layer", place[0], "--head", place[1]]
@@ -207,13 +207,13 @@ class _Line:
             self.words += [option, name]
 
     def _has(self, replacement: Sequence[str]) -> bool:
-        """Return whether the verb has the option that words begin with, to this effect."""
+        """Return whether the verb has the option at the beginning of a replacement."""
         if replacement[0] == "--out" and len(replacement) > 1:
             return self.prints_tables
         return replacement[0] in self.options
 
     def _add_synonym(self, name: str, value: str | None, remaining: deque[str]) -> None:
-        """Add the words that replace an option, or the option as it is if none do."""
+        """Add the words that replace an option; an option without a replacement stays."""
         replacement = OPTIONS.get(name, ())
         while replacement and not self._has(replacement):
             # A short name may stand for the synonym of an option.
@@ -228,7 +228,7 @@ class _Line:
             self.words += _next(remaining)
 
     def add_named(self, verb: click.Command) -> None:
-        """Put the arguments that options named into the places that the verb gives them."""
+        """Put arguments that came as options into their places among the arguments."""
         if not self.named:
             return
         positional = deque(self.words[place] for place in self.arguments)
@@ -242,7 +242,7 @@ class _Line:
         self.arguments = [*range(len(placed) + len(positional))]
 
     def add_adapter(self) -> None:
-        """Put the adapter in the place of the checkpoint, which becomes its base."""
+        """Put the adapter in place of the checkpoint, and pass the checkpoint as ``--base``."""
         if not self.adapter:
             return
         if len(self.arguments) == 1:
@@ -255,7 +255,7 @@ class _Line:
 
 
 def with_figure_name(arguments: Sequence[str]) -> list[str]:
-    """Write the words that name a figure or a table of the paper as its name.
+    """Replace words for a figure or a table of the paper by its name.
 
     Examples
     --------
@@ -274,7 +274,7 @@ def with_figure_name(arguments: Sequence[str]) -> list[str]:
 
 
 def _options_of_arguments(verb: click.Command) -> dict[str, str]:
-    """Return the arguments of a verb by the options that name them, if it has no such option."""
+    """Return the arguments of a verb, by options that the verb lacks and that name them."""
     arguments: dict[str, str] = {}
     for parameter in verb.params:
         if isinstance(parameter, click.Argument):
@@ -284,7 +284,7 @@ def _options_of_arguments(verb: click.Command) -> dict[str, str]:
 
 
 def _prints_tables(options: Mapping[str, click.Parameter]) -> bool:
-    """Return whether ``--out`` of a verb is the file of a table or a picture, and no folder."""
+    """Return whether ``--out`` of a verb is the file of a table or a picture, not a folder."""
     out = options.get("--out")
     if out is None or not isinstance(out.type, click.Path) or out.type.dir_okay:
         return False
@@ -292,7 +292,7 @@ def _prints_tables(options: Mapping[str, click.Parameter]) -> bool:
 
 
 def _next(remaining: deque[str]) -> list[str]:
-    """Take the next word, if there is one."""
+    """Take the next word; return an empty list if no word remains."""
     return [remaining.popleft()] if remaining else []
 
 

@@ -264,7 +264,7 @@ def scan(
 
 
 def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | None) -> ScoreTable:
-    """Return the rows of some heads, and with a condition; all of them by default."""
+    """Return the rows of the chosen heads that satisfy the condition; by default all rows."""
     if head_numbers is not None:
         missing = sorted({*head_numbers} - {*table.heads.frame["head"]})
         if missing:
@@ -275,7 +275,7 @@ def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | 
 
 
 def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
-    """Return the columns of these names, in this order; `TableError` if there is no such column."""
+    """Return these columns in this order; `TableError` if the table lacks a column."""
     known = table.frame.columns
     for name in names:
         if name not in known:
@@ -285,7 +285,7 @@ def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
 
 
 def _print_way_to_rows(table: ScoreTable) -> None:
-    """Print the options that print a row for each head, below grids of heads."""
+    """Print, below grids of heads, the options that print a row for each head."""
     from wqk.cli import display
 
     if len(table.heads):

@@ -154,7 +154,7 @@ def survey(
 def _list(
     refs: tuple[str, ...], revisions: tuple[str, ...], jobs: int | None, as_json: bool
 ) -> None:
-    """List the checkpoints that a survey would read, their bytes, and an estimate of time."""
+    """Print the checkpoints of a survey, the bytes to read, and an estimate of time."""
     from wqk.cli import display
     from wqk.scanning.surveys.planning import plan_survey
 
@@ -182,7 +182,7 @@ def _list(
 
 
 def _sizes(plan: SurveyPlan) -> Iterator[str]:
-    """Yield the size of each ref of known size, as one line each; none if there is one ref."""
+    """Yield a line with the size of each ref of known size, if there are several refs."""
     if len(plan.refs) < 2:
         return
     refs = [ref for ref in plan.refs if ref.bytes_to_read is not None]
@@ -206,7 +206,7 @@ def _planned(plan: SurveyPlan, seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time in one unit.
+    """Format a duration in one unit.
 
     Examples
     --------
@@ -242,7 +242,7 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
 def _print(
     table: ScoreTable, out: Path, as_json: bool, ending: str, failed_before: Collection[str]
 ) -> None:
-    """Print the survey's results and failures; those of an earlier run were not tried again."""
+    """Print the survey's results and failures; failures of earlier runs were not tried again."""
     from wqk.cli import display
     from wqk.tables.rendering import identical_models, overview
 

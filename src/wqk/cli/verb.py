@@ -1,7 +1,7 @@
 """A verb of the command, declared once: a function, and the options that the command adds.
 
 The signature of the function gives the arguments and options, and its docstring their help. The
-result shows itself. A verb that does more has a command of its own, with the options of
+result prints itself. A verb with a longer task has a command of its own, with the options of
 `wqk.cli.options`.
 """
 
@@ -30,7 +30,7 @@ REQUIRED = object()
 
 
 class Parameter(NamedTuple):
-    """A parameter of a function, as in its source; the default is `REQUIRED` if there is none."""
+    """A parameter of a function, as in its source; the default is `REQUIRED` if it has none."""
 
     name: str
     annotation: str
@@ -57,9 +57,9 @@ class Declaration(NamedTuple):
 
 
 def function_definition(function: str) -> ast.FunctionDef | None:
-    """Return the syntax tree of a function, ``module:name``; None if the module has no such one.
+    """Return the syntax tree of a function, ``module:name``; None if the module lacks it.
 
-    Nothing is imported, and only the lines of the function are parsed. Therefore help appears at
+    No module is imported, and only the lines of the function are parsed. Therefore help appears at
     once.
     """
     module, _, name = function.partition(":")
@@ -142,13 +142,13 @@ def _descriptions(section: str) -> dict[str, str]:
 
 
 def _is_given(name: str) -> bool:
-    """Return whether an option of the running verb is on its command line."""
+    """Return whether an option of the running verb is on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source == click.core.ParameterSource.COMMANDLINE
 
 
 def plain(text: str) -> str:
-    """Return text of a docstring without markup, and without "whether to" of a flag.
+    """Return the text of a docstring without markup, and without "whether to" of a flag.
 
     Examples
     --------
@@ -171,7 +171,7 @@ class Verb:
     examples
         Command lines, at the end of the help.
     extra
-        Options that are no parameters of the function, by name, with the arguments of
+        Options that are not parameters of the function, by name, with the arguments of
         `wqk.cli.options.option`; ``show`` receives their values.
     show
         Function of the result and the extra options that returns the objects to print, the first of
@@ -182,11 +182,11 @@ class Verb:
     plotted
         Extra options that ``plot`` receives.
     drawn
-        Options that a picture implies, because there is nothing to draw without them.
+        Options that ``--picture`` switches on, because the picture needs them.
     progress
         Name of the function in `wqk.cli.display` that turns progress into the text of the bar.
     omit
-        Parameters that are no options.
+        Parameters that do not become options.
     fails
         Meaning of exit status 1, for results with the attribute ``ok``.
     junit
@@ -208,7 +208,7 @@ class Verb:
 
     @property
     def summary(self) -> str:
-        """The first sentence of the help."""
+        """First sentence of the help."""
         definition = function_definition(self.function)
         return first_sentence(ast.get_docstring(definition) or "") if definition else ""
 
@@ -254,7 +254,7 @@ class Verb:
         return command
 
     def _with_opening(self, command: Any, several: bool) -> Any:
-        """Add the options of `wqk.open`; each of several models has a revision of its own."""
+        """Add the options of `wqk.open`; with several models, a revision for each model."""
         from wqk.cli.options import OF_EACH, OPENING, option, revision_of_each
 
         for name in reversed(OF_EACH if several else OPENING):
@@ -328,7 +328,7 @@ class Verb:
             click.get_current_context().exit(1)
 
     def _reported(self, models: Sequence[str], options: dict[str, Any], junit: Path) -> Any:
-        """Call the function, and write its result, or its error, as JUnit's XML."""
+        """Call the function, and write its result or its error as JUnit's XML."""
         from wqk._files import check_writable, write_atomically
         from wqk._junit import Case, junit_report
         from wqk.errors import WqkError
