@@ -269,14 +269,17 @@ def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
 
 
 def demo_advice(checkpoint: str) -> str:
-    """Return the end of a message on weights that a demo model lacks; empty for other checkpoints.
+    """Return the end of a message on attention weights that a demo model lacks.
+
+    The end is empty for other checkpoints, and for the demo model that has these weights.
 
     Examples
     --------
     >>> demo_advice(str(DEMO_MODELS / "encoder")), demo_advice("bert")
     ('; the demo model with all weights is demo:induction, wqk.demo_model("induction")', '')
     """
-    if Path(checkpoint).parent != DEMO_MODELS:
+    path = Path(checkpoint)
+    if path.parent != DEMO_MODELS or path.name == "induction":
         return ""
     return '; the demo model with all weights is demo:induction, wqk.demo_model("induction")'
 

@@ -546,7 +546,7 @@ def test_the_command() -> None:
     result = run("kin", encoder, decoder, "--matches")
     assert "relative change" in result.output
     result = run("kin", encoder, encoder, "--matches")
-    assert "and its matches in" in result.output
+    assert "demo:encoder, and its matches in demo:encoder" in result.output
     result = run("kin", encoder, decoder, "--revision", "a", exits=2)
     assert "for the reference and for the candidate" in result.output + str(result.stderr)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import display_name
 from wqk.cli.main import LABORATORY, Boundary
 from wqk.cli.options import (
     FILE,
@@ -125,7 +126,8 @@ def _with_matches(result: Kinship, matches: bool) -> list[Any]:
 
     if not (matches and result.related):
         return [result]
-    title = f"{result.candidate}, and its matches in {result.reference}"
+    reference, candidate = display_name(result.reference), display_name(result.candidate)
+    title = f"{candidate}, and its matches in {reference}"
     return [result, title, layer_table(result)]
 
 

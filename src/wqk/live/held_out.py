@@ -21,7 +21,7 @@ from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.modules import unwrapped
-from wqk.errors import CheckpointError, CorpusError, demo_advice, first_line
+from wqk.errors import CheckpointError, CorpusError, first_line
 from wqk.live.running import lack_of_tokenizer, load_pretrained, most_positions, quiet, run_batch
 from wqk.model import Model
 from wqk.storage.references import HubOptions
@@ -377,7 +377,6 @@ def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
         raise CheckpointError(
             f"{ref}: lacks {counted(len(missing), 'tensor')} that the model runs with, such as "
             f"{missing[0]}; drawn at random, they would decide the loss: give a whole checkpoint"
-            f"{demo_advice(str(ref))}"
         )
     return model
 
