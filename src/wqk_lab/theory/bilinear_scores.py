@@ -34,18 +34,23 @@ def attention_error(use: LayerGradient) -> float:
 
     NaN where the family adds terms of its own to the scores.
     """
-    plan, shares = use.attention.plan, use.probabilities
+    plan = use.attention.plan
     if plan.position or plan.sinks:
         return float("nan")
     logits = use.attention.logits(use.query_input, use.key_input)
-    weights = np.where(shares > 0, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
-    return float(np.abs(weights / weights.sum(axis=-1, keepdims=True) - shares).max())
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    is_visible = use.probabilities > 0
+    visible_exponentials = np.where(is_visible, exponentials, 0)
+    softmax = visible_exponentials / visible_exponentials.sum(axis=-1, keepdims=True)
+    return float(np.abs(softmax - use.probabilities).max())
 
 
 def heads_error(use: LayerGradient) -> float:
     """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
-    layer = use.attention.form(use.query_input, use.key_input)
-    return ratio(np.abs(plain_scores(use).sum(axis=1) - layer).max(), np.abs(layer).max())
+    scores_of_layer = use.attention.form(use.query_input, use.key_input)
+    sum_of_heads = plain_scores(use).sum(axis=1)
+    difference = np.abs(sum_of_heads - scores_of_layer).max()
+    return ratio(difference, np.abs(scores_of_layer).max())
 
 
 def convexity_error(use: LayerGradient) -> float:
@@ -59,17 +64,20 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     Each head's form is compared with its own attention; with ``layer``, the layer's form, Σ_h W_h,
     with the heads' mean attention.
     """
-    scores, shares = plain_scores(use), use.probabilities
+    scores = plain_scores(use)
+    attention = use.probabilities
     if layer:
-        scores, shares = (a.mean(axis=1, keepdims=True) for a in (scores, shares))
+        scores = scores.mean(axis=1, keepdims=True)
+        attention = attention.mean(axis=1, keepdims=True)
     random = np.random.default_rng(0)
     first_key, second_key = random.integers(0, scores.shape[-1], (2, PAIRS))
-    products = (shares[..., first_key] - shares[..., second_key]) * (
-        scores[..., first_key] - scores[..., second_key]
-    )
-    visible = use.probabilities[:, : shares.shape[1]] > 0
-    counted = visible[..., first_key] & visible[..., second_key] & (products != 0)
-    return float((products > 0).sum(where=counted) / max(counted.sum(), 1))
+    score_differences = scores[..., first_key] - scores[..., second_key]
+    attention_differences = attention[..., first_key] - attention[..., second_key]
+    products = attention_differences * score_differences  # positive where the orders agree
+    is_visible = use.probabilities[:, : attention.shape[1]] > 0
+    is_counted = is_visible[..., first_key] & is_visible[..., second_key] & (products != 0)
+    agreeing = (products > 0).sum(where=is_counted)
+    return float(agreeing / max(is_counted.sum(), 1))
 
 
 def _convex(evidence: Evidence) -> Sample:

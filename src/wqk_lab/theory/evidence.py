@@ -100,7 +100,9 @@ class Evidence:
     def plans(self) -> list[AttentionPlan]:
         """Return the attention blocks of the chosen layers."""
         model = open_model(self.subject.model)
-        return list((model if self.layers is None else model.select(layers=self.layers)).plans)
+        if self.layers is not None:
+            model = model.select(layers=self.layers)
+        return list(model.plans)
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -155,7 +157,7 @@ class Evidence:
     def updates(self) -> dict[str, list[LayerUpdate]]:
         """Each layer's updates, one for each batch."""
         return {
-            label: [LayerUpdate.of(layer) for layer in gradients_of_layer]
+            label: list(map(LayerUpdate.of, gradients_of_layer))
             for label, gradients_of_layer in self.by_layer.items()
         }
 
@@ -178,8 +180,10 @@ class Evidence:
 
     def label(self, plan: AttentionPlan) -> str:
         """Return a layer's name: its number, preceded by its stack where the model has several."""
-        several = len({p.stack for p in self.plans}) > 1
-        return f"{plan.stack} {plan.layer}" if several else str(plan.layer)
+        stacks = {p.stack for p in self.plans}
+        if len(stacks) > 1:
+            return f"{plan.stack} {plan.layer}"
+        return str(plan.layer)
 
     def on(self, subject: Subject) -> Evidence:
         """Return the same layers of another subject with the same model."""
@@ -192,10 +196,10 @@ class Evidence:
 
         ``measure`` is given a layer's gradient and the number of its batch.
         """
-        measured = {
-            label: [measure(layer, index) for index, layer in enumerate(batches)]
-            for label, batches in self.by_layer.items()
-        }
+        measured: dict[str, list[Mapping[str, float]]] = {}
+        for label, gradients_of_layer in self.by_layer.items():
+            numbers_of_layer = [measure(g, batch) for batch, g in enumerate(gradients_of_layer)]
+            measured[label] = numbers_of_layer
         return sample_of(measured)
 
 
@@ -224,7 +228,10 @@ def sample_of(
     quantity, *details = units[0][0]
     tables = {}
     for name in (quantity, *details):
-        tables[name] = np.array([[numbers[name] for numbers in layers] for layers in units])
+        rows = []
+        for numbers_by_layer in units:
+            rows.append([numbers[name] for numbers in numbers_by_layer])
+        tables[name] = np.array(rows)
     return Sample(tables.pop(quantity), unit, tuple(measured), tables)
 
 

@@ -193,13 +193,11 @@ def as_objects(reports: Sequence[StudyReport]) -> dict[str, Any]:
             "numbers": finding.sample.rows() if finding.sample else [],
         }
 
-    return {
-        "reports": [
-            vars(model_report)
-            | {"tally": model_report.tally, "findings": [numbers(f) for f in model_report.findings]}
-            for model_report in reports
-        ]
-    }
+    objects = []
+    for model_report in reports:
+        findings = [numbers(finding) for finding in model_report.findings]
+        objects.append(vars(model_report) | {"tally": model_report.tally, "findings": findings})
+    return {"reports": objects}
 
 
 def _json(reports: Sequence[StudyReport]) -> str:

@@ -170,12 +170,15 @@ def mixing_error(use: LayerGradient, values: Factor | None) -> float:
     """
     if values is None or use.mixed is None or use.value_input is None:
         return float("nan")
-    values_of_heads, shares = values.vectors(use.value_input), use.probabilities
-    values_of_heads = values_of_heads.repeat(shares.shape[1] // values_of_heads.shape[1], axis=1)
-    expected = (shares @ values_of_heads).swapaxes(1, 2)
-    mixed = use.mixed.reshape(expected.shape)
-    largest = float(np.abs(mixed).max())
-    return float(np.abs(expected - mixed).max()) / largest if largest else float("nan")
+    value_vectors = values.vectors(use.value_input)
+    heads_per_value_head = use.probabilities.shape[1] // value_vectors.shape[1]
+    value_vectors = value_vectors.repeat(heads_per_value_head, axis=1)
+    expected = (use.probabilities @ value_vectors).swapaxes(1, 2)
+    actual = use.mixed.reshape(expected.shape)
+    largest = float(np.abs(actual).max())
+    if not largest:
+        return float("nan")
+    return float(np.abs(expected - actual).max()) / largest
 
 
 def gradients(
@@ -233,7 +236,9 @@ def gradients(
     import torch
 
     if blocks is None:
-        opened = open_model(model) if layers is None else open_model(model).select(layers=layers)
+        opened = open_model(model)
+        if layers is not None:
+            opened = opened.select(layers=layers)
         bilinear_plans(opened.name, opened.plans)
         blocks = blocks_of(opened.checkpoint, opened.plans)
     plans = [block.plan for block in blocks]

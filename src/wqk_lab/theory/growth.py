@@ -122,11 +122,15 @@ def as_printed(update: LayerUpdate) -> float:
 
     S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ in S46.
     """
-    x, context = update.inputs, update.beta @ update.inputs
-    sizes = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
-    products = (x * context).sum(axis=-1) ** 2
-    nonzero = sizes > 0
-    return float((products[nonzero] / sizes[nonzero]).mean()) if nonzero.any() else np.nan
+    x = update.inputs
+    context = update.beta @ x  # Σ_j β_ij x_j of each token i
+    square_norms = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
+    inner_products = (x * context).sum(axis=-1) ** 2
+    nonzero = square_norms > 0
+    if not nonzero.any():
+        return np.nan
+    cosines = inner_products[nonzero] / square_norms[nonzero]
+    return float(cosines.mean())
 
 
 def _groupings(update: LayerUpdate) -> dict[str, float]:
@@ -162,10 +166,11 @@ def _inputs(evidence: Evidence, first: str) -> Sample:
 
     def measure(layer: LayerGradient, index: int) -> dict[str, float]:
         x = layer.query_input
+        width = x.shape[-1]
         if not everything:
             predicted = evidence.predicted[index]
-            x = x.reshape(-1, *predicted.shape, x.shape[-1])[:, ~predicted]
-        numbers = spread_of(x.reshape(-1, x.shape[-1]))._asdict()
+            x = x.reshape(-1, *predicted.shape, width)[:, ~predicted]
+        numbers = spread_of(x.reshape(-1, width))._asdict()
         return {first: numbers.pop(first), **numbers}
 
     return evidence.sample(measure)

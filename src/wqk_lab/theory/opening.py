@@ -306,12 +306,15 @@ def known_types() -> dict[str, set[str]]:
     with required_by("testing the theory"):
         import torch  # noqa: F401
         from transformers.models.auto import modeling_auto as auto
-    kinds = {
+    type_names_by_objective = {
         "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    type_names = {name for names in kinds.values() for name in names}
-    return {name: {kind for kind, names in kinds.items() if name in names} for name in type_names}
+    objectives_by_type: dict[str, set[str]] = {}
+    for objective, type_names in type_names_by_objective.items():
+        for type_name in type_names:
+            objectives_by_type.setdefault(type_name, set()).add(objective)
+    return objectives_by_type
 
 
 def block_of(ref: str) -> int:
@@ -390,7 +393,8 @@ def _objective(config: Any) -> ObjectiveName:
         if predicts in ("masked", "causal"):
             return predicts
     can_be_masked = "masked" in known_types().get(config.model_type, ())
-    return "masked" if can_be_masked and not getattr(config, "is_decoder", False) else "causal"
+    is_decoder = getattr(config, "is_decoder", False)
+    return "masked" if can_be_masked and not is_decoder else "causal"
 
 
 def _maker(config: Any, objective: ObjectiveName) -> str:
@@ -427,9 +431,9 @@ def _doubt(size: int, text: Text, state: State, revision: str | None) -> str:
         return ""
     if text.vocabulary is not None and text.vocabulary_size != size:
         raise wrong_vocabulary
-    reason = (
-        "the model has no tokenizer" if model_vocabulary is None else "the text is token ids alone"
-    )
+    reason = "the text is token ids alone"
+    if model_vocabulary is None:
+        reason = "the model has no tokenizer"
     return f"the text may not be in the model's own tokens: {reason}"
 
 

@@ -61,14 +61,15 @@ def tails_of_steps(evidence: Evidence) -> dict[StepKind, Sample]:
     The steps of all layers and batches are several times larger than the model: each is measured
     before the next is made.
     """
-    measured: dict[StepKind, dict[str, list[tuple[Tails, int]]]] = {}
-    for label, several in evidence.by_layer.items():
-        mean = np.mean([layer.query_input.mean(axis=(0, 1)) for layer in several], axis=0)
-        for layer in several:
-            for kind, form in steps(layer, mean).items():
-                tails_by_layer = measured.setdefault(kind, {})
+    tails_by_kind: dict[StepKind, dict[str, list[tuple[Tails, int]]]] = {}
+    for label, gradients_of_layer in evidence.by_layer.items():
+        means_of_batches = [g.query_input.mean(axis=(0, 1)) for g in gradients_of_layer]
+        mean = np.mean(means_of_batches, axis=0)
+        for gradient in gradients_of_layer:
+            for kind, form in steps(gradient, mean).items():
+                tails_by_layer = tails_by_kind.setdefault(kind, {})
                 tails_by_layer.setdefault(label, []).append(tails_and_width(form))
-    return {kind: sample_of_tails(tails_by_layer) for kind, tails_by_layer in measured.items()}
+    return {kind: sample_of_tails(by_layer) for kind, by_layer in tails_by_kind.items()}
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,23 @@ class Moment:
 def moment(evidence: Evidence) -> Moment:
     """Return the moment of a subject that is a saved step of a run."""
     signs = {}
-    for label, several in evidence.by_layer.items():
-        sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
-        query, key = (np.sign(np.sum(side, axis=0)) for side in sides)
-        signs[label] = first_order(several[0].attention, query, key)
+    for label, gradients_of_layer in evidence.by_layer.items():
+        factor_gradients = [gradient.factor_gradients() for gradient in gradients_of_layer]
+        query_gradients, key_gradients = zip(*factor_gradients, strict=True)
+        query_signs = np.sign(np.sum(query_gradients, axis=0))
+        key_signs = np.sign(np.sum(key_gradients, axis=0))
+        attention = gradients_of_layer[0].attention
+        signs[label] = first_order(attention, query_signs, key_signs)
     return Moment(evidence.forms, signs)
 
 
 def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
     """Return the changes of each layer's form from one saved step to the next."""
-    return {
-        layer: [b.forms[layer].difference(a.forms[layer]) for a, b in pairwise(moments)]
-        for layer in moments[0].forms
-    }
+    changes_by_layer: dict[str, list[BilinearForm]] = {layer: [] for layer in moments[0].forms}
+    for before, after in pairwise(moments):
+        for layer, changes_of_layer in changes_by_layer.items():
+            changes_of_layer.append(after.forms[layer].difference(before.forms[layer]))
+    return changes_by_layer
 
 
 def along_the_signs(moments: Sequence[Moment]) -> Sample:

@@ -165,16 +165,20 @@ def share_of_predicted(pairs: Pairs) -> dict[str, float]:
     part with S_ij), any other pair none, and all β_ij K_ij are of one size. NaN if no block has two
     predicted tokens and one that is not.
     """
-    summed = pairs.beta.sum(axis=1)
-    with_one_predicted = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
-    count = pairs.both.sum() / with_one_predicted.sum() if with_one_predicted.any() else 0.0
-    norm_of_these = float((summed**2 * pairs.overlap)[with_one_predicted].sum())
-    if not count or not norm_of_these:
+    beta = pairs.beta.sum(axis=1)  # of all heads, (B, N, N)
+    both_predicted = pairs.both
+    only_query_predicted = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
+    squares_of_terms = beta**2 * pairs.overlap  # ‖β_ij K_ij‖²
+    square_with_one = float(squares_of_terms[only_query_predicted].sum())
+    if not both_predicted.any() or not square_with_one:
         return {"ratio": np.nan, "count": np.nan, "size": np.nan}
+    count = float(both_predicted.sum() / only_query_predicted.sum())
     # (β_ij + β_ji)² ‖S_ij‖² for each unordered pair, with ‖S_ij‖² = (‖K_ij‖² + (x_i · x_j)²)/2.
-    squares = (summed + summed.swapaxes(-1, -2)) ** 2 * (pairs.overlap + pairs.cross) / 4
-    size = float(squares[pairs.both].sum()) / norm_of_these
-    return {"ratio": size / count, "count": float(count), "size": size}
+    beta_sums = beta + beta.swapaxes(-1, -2)
+    squares_of_symmetric_parts = beta_sums**2 * (pairs.overlap + pairs.cross) / 4
+    square_with_both = float(squares_of_symmetric_parts[both_predicted].sum())
+    size = square_with_both / square_with_one
+    return {"ratio": size / count, "count": count, "size": size}
 
 
 def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
@@ -196,18 +200,20 @@ def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
     count = len(updates)
     if count < 3:
         raise TheoryError(f"what batches have in common takes three of them, got {count}")
-    inner, traces = np.zeros((count, count)), np.zeros((count, count))
+    traces = np.zeros((count, count))  # tr(G_a G_b)
+    inner_products = np.zeros((count, count))  # ⟨G_a, G_b⟩
     for a, b in permutations(range(count), 2):
-        inner[a, b] = inner_product(updates[a], updates[b])
         traces[a, b] = inner_product(updates[a], updates[b].T)
+        inner_products[a, b] = inner_product(updates[a], updates[b])
+    symmetry_of_all = ratio(traces.sum(), inner_products.sum())
+    sums = zip(_sums_without_each(traces), _sums_without_each(inner_products), strict=True)
+    symmetry_without_each = np.array([ratio(trace, product) for trace, product in sums])
+    return np.asarray(count * symmetry_of_all - (count - 1) * symmetry_without_each)
 
-    def without(left_out: np.ndarray) -> np.ndarray:
-        """Return the ratio without some batches, whose rows and columns are subtracted."""
-        over, under = (t.sum() - 2 * left_out @ t.sum(axis=0) for t in (traces, inner))
-        return np.array([ratio(a, b) for a, b in zip(over, under, strict=True)])
 
-    none, each = np.zeros((1, count)), np.eye(count)
-    return np.asarray(count * without(none) - (count - 1) * without(each))
+def _sums_without_each(products: np.ndarray) -> np.ndarray:
+    """Return the sum of a symmetric matrix of batches without each batch's row and column."""
+    return np.asarray(products.sum() - 2 * products.sum(axis=0))
 
 
 def _of_pairs(
@@ -219,7 +225,9 @@ def _of_pairs(
 
 
 def _common(evidence: Evidence) -> Sample:
-    values = [common_symmetry([u.form for u in updates]) for updates in evidence.updates.values()]
+    values = []
+    for updates in evidence.updates.values():
+        values.append(common_symmetry([update.form for update in updates]))
     return Sample(np.array(values).T, "batches", tuple(evidence.updates))
 
 

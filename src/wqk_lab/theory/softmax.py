@@ -38,17 +38,21 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
     (True, True)
     """
     visible = gradient.probabilities > 0
-    without = replace(gradient, beta=np.where(visible, gradient.error, 0))
-    beta, error = (a.beta[visible].astype(np.float64) for a in (gradient, without))
-    exact, without_softmax = gradient.by_prediction(), without.by_prediction()
-    size, products = np.abs(gradient.beta).sum(-1).max(), beta * error
+    without_softmax = replace(gradient, beta=np.where(visible, gradient.error, 0))
+    beta = gradient.beta[visible].astype(np.float64)
+    error = without_softmax.beta[visible].astype(np.float64)
+    products = beta * error
+    row_sums = np.abs(gradient.beta.sum(-1))
+    absolute_row_sums = np.abs(gradient.beta).sum(-1)
+    form = gradient.by_prediction()
+    form_without = without_softmax.by_prediction()
     return {
         "cosine": ratio(beta @ error, np.sqrt((beta @ beta) * (error @ error))),
         "agreement": ratio((products > 0).sum(), (products != 0).sum()),
-        "row_sums": ratio(np.abs(gradient.beta.sum(-1)).max(), size),
-        "cosine_of_forms": cosine(exact, without_softmax),
-        "symmetry": float(symmetry(exact)),
-        "symmetry_without": float(symmetry(without_softmax)),
+        "row_sums": ratio(row_sums.max(), absolute_row_sums.max()),
+        "cosine_of_forms": cosine(form, form_without),
+        "symmetry": float(symmetry(form)),
+        "symmetry_without": float(symmetry(form_without)),
     }
 
 

@@ -10,7 +10,7 @@ Axes: D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -60,7 +60,9 @@ def tails(form: BilinearForm) -> Tails:
     columns, rows = _norms(form)
     if not columns.any():
         return Tails(*[math.nan] * len(Tails._fields))
-    longest, opposite = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
+    longest, opposite = columns, rows
+    if rows.max() > columns.max():
+        longest, opposite = rows, columns
     with np.errstate(divide="ignore", invalid="ignore"):
         log_ratio = float(np.log(columns.var() / rows.var()))
     return Tails(
@@ -81,8 +83,7 @@ def tails_of(forms: Mapping[str, Iterable[BilinearForm]], unit: str = "batches")
     Each form is measured before the next is taken: an iterator holds one form in memory.
     """
     measured = {
-        layer: [tails_and_width(form) for form in forms_of_layer]
-        for layer, forms_of_layer in forms.items()
+        layer: list(map(tails_and_width, forms_of_layer)) for layer, forms_of_layer in forms.items()
     }
     return sample_of_tails(measured, unit)
 
@@ -101,11 +102,12 @@ def sample_of_tails(
     layers of one model, and the changes of one run, share the large dimensions of the residual
     stream.
     """
-    numbers = {
-        layer: [tails_of_form._asdict() for tails_of_form, _ in forms_of_layer]
-        for layer, forms_of_layer in measured.items()
-    }
-    width = max(forms_of_layer[0][1] for forms_of_layer in measured.values())
+    numbers: dict[str, list[dict[str, float]]] = {}
+    width = 0
+    for layer, forms_of_layer in measured.items():
+        numbers[layer] = [tails_of_form._asdict() for tails_of_form, _ in forms_of_layer]
+        _, width_of_layer = forms_of_layer[0]
+        width = max(width, width_of_layer)
     sample = sample_of(numbers, unit)
     chance = 2 / math.sqrt(max(width - 1, 1))
     return replace(sample, chance=chance, one_model=unit != "batches")
@@ -113,7 +115,14 @@ def sample_of_tails(
 
 def in_updates(evidence: Evidence) -> Sample:
     """Return the tails of Σ_ij β_ij x_i x_jᵀ in each layer, batch by batch."""
-    return tails_of({k: (update.form for update in u) for k, u in evidence.updates.items()})
+    forms = {layer: _forms_of(updates) for layer, updates in evidence.updates.items()}
+    return tails_of(forms)
+
+
+def _forms_of(updates: Sequence[LayerUpdate]) -> Iterator[BilinearForm]:
+    """Yield the form of each update, made when it is needed."""
+    for update in updates:
+        yield update.form
 
 
 def in_weights(evidence: Evidence) -> Sample:
@@ -121,7 +130,15 @@ def in_weights(evidence: Evidence) -> Sample:
     return tails_of({layer: [form] for layer, form in evidence.forms.items()}, "models")
 
 
-def _in_total(update: LayerUpdate) -> dict[str, float]:
+def in_total(evidence: Evidence) -> Sample:
+    """Return the ratios of the columns and rows of each layer's updates, all taken together."""
+    measured = {
+        layer: list(map(_ratios_in_total, updates)) for layer, updates in evidence.updates.items()
+    }
+    return sample_of(measured)
+
+
+def _ratios_in_total(update: LayerUpdate) -> dict[str, float]:
     """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
     columns, rows = _norms(update.form)
     squares = ratio((columns**2).sum(), (rows**2).sum()) - 1
@@ -150,12 +167,7 @@ def lemma(sample: Sample) -> Sample:
 RATIO = "ln(Var‖column‖/Var‖row‖)"
 
 MEASURES: dict[str, StatementMeasure] = {
-    "in_total": lambda evidence: sample_of(
-        {
-            layer: [_in_total(u) for u in updates_of_layer]
-            for layer, updates_of_layer in evidence.updates.items()
-        }
-    ),
+    "in_total": in_total,
     "lemma": lambda evidence: lemma(evidence.once(in_updates)),
     "in_updates": lambda evidence: evidence.once(in_updates),
     "in_weights": in_weights,

@@ -370,7 +370,9 @@ def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
             for k, finding in enumerate(findings)
             if finding.statement.about_model == about_model and not math.isnan(finding.p)
         ]
-        adjusted = false_discovery_control([findings[k].p for k in tested]) if tested else ()
+        if not tested:
+            continue
+        adjusted = false_discovery_control([findings[k].p for k in tested])
         for k, p in zip(tested, adjusted, strict=True):
             if p > LEVEL and findings[k].verdict in ("holds", "fails"):
                 why = f"decided by itself, but not as one of {len(tested)} statements"
@@ -392,18 +394,21 @@ def _verdict(statement: Statement, estimate: Estimate) -> tuple[StatementVerdict
 
 def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
     """Return the probabilities of evidence as strong for "holds" and "fails" if each were wrong."""
-    effect, margin = _effect(statement, estimate), statement.matters
+    effect = _effect(statement, estimate)
+    margin = statement.matters
 
     def chance(distance: float, side: int) -> float:
         """Return the probability of a mean so far away, on the predicted side (1) or not (-1)."""
         if not estimate.error:
             return 0.0 if distance > 0 else 1.0
-        side = -side if statement.direction == "below" else side
+        if statement.direction == "below":
+            side = -side
         return tail(distance / estimate.error, estimate.degrees, side * estimate.skewness)
 
     if statement.direction == "near":
-        within = max(chance(margin + effect, 1), chance(margin - effect, -1))
-        return within, min(chance(effect - margin, 1), chance(-effect - margin, -1))
+        inside = max(chance(margin + effect, 1), chance(margin - effect, -1))
+        outside = min(chance(effect - margin, 1), chance(-effect - margin, -1))
+        return inside, outside
     return chance(effect, 1), chance(margin - effect, -1)
 
 
@@ -417,13 +422,21 @@ def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
     if len(sample.layers) < 2 or (len(sample.values) < 2 and not sample.chance):
         return None
     verdicts = []
-    for column in sample.values.T:
-        estimate = Estimate.of(Sample(column[:, None], sample.unit))
-        error = math.hypot(0.0 if len(column) < 2 else estimate.error, sample.chance)
-        degrees = estimate.degrees if len(column) > 1 else math.inf
-        verdicts.append(_verdict(statement, replace(estimate, error=error, degrees=degrees))[0])
-    chance = LEVEL / 2 * len(verdicts)
-    return Layers(verdicts.count("holds"), verdicts.count("fails"), len(verdicts), chance)
+    for values_of_layer in sample.values.T:
+        estimate = Estimate.of(Sample(values_of_layer[:, None], sample.unit))
+        if len(values_of_layer) > 1:
+            error = math.hypot(estimate.error, sample.chance)
+            estimate = replace(estimate, error=error)
+        else:
+            estimate = replace(estimate, error=sample.chance, degrees=math.inf)
+        verdict, _ = _verdict(statement, estimate)
+        verdicts.append(verdict)
+    return Layers(
+        holds=verdicts.count("holds"),
+        fails=verdicts.count("fails"),
+        count=len(verdicts),
+        by_chance=LEVEL / 2 * len(verdicts),
+    )
 
 
 def _more(statement: Statement, estimate: Estimate) -> str:
