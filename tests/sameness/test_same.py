@@ -30,6 +30,7 @@ from wqk.sameness.answer import CheckpointComparison
 from wqk.sameness.comparisons import BlockComparison
 from wqk.sameness.contents import find_by_content
 from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.printing import printed
 from wqk.sameness.rotary_settings import other_rotary
 from wqk.sameness.same import same
 from wqk.sameness.stored_tensors import compare_stored
@@ -184,7 +185,7 @@ FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str], str]] = {
         both(lambda heads: np.roll(heads, len(heads) // 2, axis=0)),
         {},
         ["same heads in another order"],
-        "same heads in another order: 3 4 5 0 1 2",
+        "same heads in another order: query heads 3 4 5 0 1 2, key heads 1 0",
     ),
     # Queries as h mod G would want them.
     "pairing": (
@@ -287,6 +288,74 @@ def test_a_pairing_without_a_rule_is_told_head_by_head(order: list[int], belong:
         (0, 0, 0, 1, 1, 1),
         2,
     )
+
+
+def facts_of_heads(mismatch: Mismatch) -> dict[str, Any]:
+    """The facts on heads, as JSON has them."""
+    return {key: value for key, value in mismatch.to_dict().items() if key.endswith("heads")}
+
+
+def test_key_heads_that_move_are_listed_with_their_query_heads() -> None:
+    moved = both(lambda heads: np.roll(heads, len(heads) // 2, axis=0))
+    (mismatch,) = same(opened(llama()), opened(moved)).blocks[0].mismatches
+    order = (3, 4, 5, 0, 1, 2)
+    expected = {"heads": order, "query_heads": order, "key_heads": (1, 1, 1, 0, 0, 0)}
+    assert facts_of_heads(mismatch) == expected
+
+
+def test_a_key_head_that_was_replaced_is_listed_with_its_query_heads() -> None:
+    copied = edited(lambda key: np.stack([key[0], key[0]]), "k")
+    (mismatch,) = same(opened(llama()), opened(copied)).blocks[0].mismatches
+    assert mismatch.verdict == Kind.COPIES
+    expected = {"heads": (1,), "key_heads": (1,), "query_heads": (3, 4, 5)}
+    assert facts_of_heads(mismatch) == expected
+
+
+def test_value_heads_that_move_are_listed_with_the_query_heads_that_use_them() -> None:
+    tensors = small.llama(heads=4, key_heads=2, head_width=8, width=32, sides="qkvo")
+    moved = dict(tensors._arrays)
+    for name, value in moved.items():
+        if ".v_proj." in name:
+            moved[name] = np.roll(value, len(value) // 2, axis=0)
+    candidate = StateDict(moved, tensors.config, "moved")
+    (mismatch,) = same(tensors, candidate).blocks[0].mismatches
+    expected = {"heads": (1, 0), "value_heads": (1, 0), "query_heads": (2, 3, 0, 1)}
+    assert facts_of_heads(mismatch) == expected
+
+
+def test_several_weights_of_another_layer_are_one_sentence_with_a_plural_verb() -> None:
+    tensors = llama()
+    for side in "qk":
+        for part in ("weight", "bias"):
+            name = f"model.layers.{{}}.self_attn.{side}_proj.{part}"
+            tensors[name.format(0)] = tensors[name.format(1)]
+    (mismatch,) = same(opened(llama()), opened(tensors)).blocks[0].mismatches
+    assert mismatch.reason == "q_proj, k_proj hold weights of layer 1, and their biases"
+
+
+@pytest.mark.parametrize(
+    ("positions", "distances"),
+    [
+        ((512, 512), [0, 1, 511]),
+        ((512, 2048), [0, 1, 511]),
+        ((4096, 2048), [0, 1, 1024]),
+        ((2, 2), [0, 1]),
+        ((1, 1), [0]),
+    ],
+)
+def test_only_distances_between_existing_positions_are_compared(
+    positions: tuple[int, int], distances: list[int]
+) -> None:
+    longest = "max_position_embeddings"
+    reference, candidate = (opened(llama(), **{longest: count}) for count in positions)
+    comparison = same(reference, candidate)
+    assert list(comparison.blocks[0].distance) == distances
+    faulty = opened(edited(lambda q: 2 * q, "q"), **{longest: positions[1]})
+    printed_comparison = same(reference, faulty)
+    assert list(printed_comparison.blocks[0].distance) == distances
+    text = "\n".join(map(str, printed(printed_comparison)))
+    is_footnote_longer = "last position that both models have" in text
+    assert is_footnote_longer == (distances[-1] not in (0, 1024))
 
 
 def test_models_that_cannot_be_compared() -> None:

@@ -77,6 +77,7 @@ class Rotary:
     apart: bool = False
     start: int = 0
     before_norm: bool = False
+    positions: int | None = None
 
     @property
     def arrangement(self) -> tuple[object, ...]:
@@ -250,6 +251,7 @@ def rotary_of(
         apart=rule.apart,
         start=head_width - width if rule.last else 0,
         before_norm=rule.before_norm,
+        positions=_number_of_positions(config),
     )
     # A scaling leaves windowed layers with a base of their own as they are, unless the type has
     # parameters for each kind of layer.
@@ -266,6 +268,12 @@ def rotary_of(
         amplitude=amplitude,
         longest=length_of_change(scaling, rotation),
     )
+
+
+def _number_of_positions(config: Config) -> int | None:
+    """Return the number of positions of a model; None if the configuration sets no such number."""
+    positions = config.get("max_position_embeddings")
+    return positions if type(positions) is int and positions > 0 else None
 
 
 def _is_rotary(rule: RotaryRule, config: Config, layer: int, windowed: bool) -> bool:

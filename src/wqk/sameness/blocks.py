@@ -28,7 +28,8 @@ from wqk.sameness.tolerances import RESOLUTION, SAFETY, SAME_FREQUENCY, TINY
 
 # Probe vectors on either side; their P² scores tell heads apart, and estimate distances of blocks.
 PROBES = 8
-# Tokens between query and key at which rotary positions are compared: none, one, many.
+# Tokens between query and key at which rotary positions are compared: none, one, many. See
+# `positions` for models with fewer positions.
 DISTANCES = (0, 1, 1024)
 # Products of at least this many numbers are computed on several cores.
 MANY = 1 << 20
@@ -161,8 +162,17 @@ class HeadMatch(NamedTuple):
 def positions(
     reference: Scoring | AttentionPlan, candidate: Scoring | AttentionPlan
 ) -> tuple[int, ...]:
-    """Return the distances at which two circuits are compared; 0 alone without rotary positions."""
-    return DISTANCES if reference.rotary or candidate.rotary else DISTANCES[:1]
+    """Return the distances at which two circuits are compared; 0 alone without rotary positions.
+
+    If a model has fewer positions than the largest of the `DISTANCES`, the distance of the last
+    position to the first takes its place: pairs of tokens at larger distances do not exist.
+    """
+    rotations = [side.rotary for side in (reference, candidate) if side.rotary is not None]
+    if not rotations:
+        return DISTANCES[:1]
+    last_positions = [rotary.positions - 1 for rotary in rotations if rotary.positions is not None]
+    largest = min([DISTANCES[-1], *last_positions])
+    return tuple(sorted({min(distance, largest) for distance in DISTANCES}))
 
 
 class Distances(NamedTuple):

@@ -187,7 +187,7 @@ def _causes(
     if not np.array_equal(candidate.own_match.key_heads[query_heads], key_heads):
         yield mismatches.pairing(query_heads, key_heads, len(candidate.key.weight))
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
-        yield mismatches.head_order(query_heads)
+        yield mismatches.head_order(query_heads, len(candidate.key.weight))
     if not same_rotation(rotation, candidate.rotation):
         yield Mismatch(Kind.ROTARY, other_rotary(rotation, candidate.rotation))
     if (factors != 1).any():

@@ -106,9 +106,12 @@ class Mismatch:
         Numbers and names behind the reason; all are part of `to_dict`. Code reads these keys:
         ``circuit``, the circuit, if it is not the scores; ``tensors``, the role of each tensor by
         name; ``name``, of a setting; ``factor`` and ``factors``, of all heads and of each head;
-        ``query_heads``, ``key_heads`` and ``groups``, of a pairing; ``other_layer``, the source of
-        a layer; ``missing``, ``repeated`` and ``new``, layers of a stack; ``method``, ``mistake``
-        and ``share``, of a merge.
+        ``query_heads``, ``key_heads`` and ``groups``, of a pairing, and of an order of heads: the
+        candidate's query head and key head that correspond to each head of the reference;
+        ``other_layer``, the source of a layer; ``missing``, ``repeated`` and ``new``, layers of a
+        stack; ``method``, ``mistake`` and ``share``, of a merge. If one weight has a cause in
+        whole heads, ``key_heads``, ``value_heads`` or ``output_heads`` are those of the weight,
+        and ``query_heads`` those that use them.
     """
 
     verdict: Kind
@@ -148,19 +151,33 @@ class Mismatch:
         }
 
 
-def head_order(heads: Numbers) -> Mismatch:
+def head_order(query_heads: Numbers, groups: int) -> Mismatch:
     """Make the cause of equal heads in another order.
 
-    ``heads`` are the candidate's heads that correspond to the heads of the reference.
+    Parameters
+    ----------
+    query_heads
+        The candidate's heads that correspond to the heads of the reference. Each has kept its key
+        head.
+    groups
+        Number of key heads.
 
     Examples
     --------
-    >>> head_order([1, 0, 2]).reason
+    >>> head_order([1, 0, 2], 3).reason
     'same heads in another order: 1 0 2'
+    >>> head_order([2, 3, 0, 1], 2).reason
+    'same heads in another order: query heads 2 3 0 1, key heads 1 0'
     """
-    order = tuple(map(int, heads))
+    order = tuple(map(int, query_heads))
+    share = len(order) // groups
+    key_heads = tuple(head // share for head in order)
     reason = f"{Kind.HEADS}: {listed(order)}"
-    return Mismatch(Kind.HEADS, reason, sides=("query", "key"), heads=order)
+    if share > 1:
+        order_of_keys = listed(key_heads[::share])
+        reason = f"{Kind.HEADS}: query heads {listed(order)}, key heads {order_of_keys}"
+    facts = {"query_heads": order, "key_heads": key_heads, "groups": groups}
+    return Mismatch(Kind.HEADS, reason, sides=("query", "key"), heads=order, facts=facts)
 
 
 def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from wqk._console import display_name, spans
+from wqk.sameness.blocks import DISTANCES
 from wqk.sameness.places_in_words import places_in_words
 from wqk.sameness.sentences import commented, outcome
 from wqk.tables.sheet import Sheet
@@ -22,6 +23,8 @@ FOOTNOTE = (
     "relative distance, ‖reference − candidate‖ / ‖reference‖, of the head that differs most; "
     "N tokens from query to key"
 )
+# Added to the footnote if no block is compared at the usual largest distance.
+FEWER_POSITIONS = "; the largest N is the last position that both models have"
 
 
 def printed(comparison: Comparison) -> Iterator[Any]:
@@ -39,7 +42,7 @@ def printed(comparison: Comparison) -> Iterator[Any]:
         yield comparison.adapter
     if comparison.different_blocks:
         yield table_of_distances(comparison)
-        yield Text(FOOTNOTE, style="dim")
+        yield Text(_footnote(comparison.blocks), style="dim")
     if comparison.repair:
         yield ""
         yield _code(commented(comparison.repair))
@@ -90,6 +93,13 @@ def table_of_distances(comparison: Comparison) -> Sheet:
         layers = spans([block.layer for block in blocks])
         sheet.add(f"{blocks[0].stack} {blocks[0].kind}", layers, *cells)
     return sheet
+
+
+def _footnote(blocks: Sequence[BlockComparison]) -> str:
+    """Return the footnote of the table of distances."""
+    distances = {distance for block in blocks for distance in block.distance}
+    is_short = distances != {0} and max(distances) < DISTANCES[-1]
+    return FOOTNOTE + FEWER_POSITIONS if is_short else FOOTNOTE
 
 
 def _largest(distances: Iterable[float | None]) -> str:

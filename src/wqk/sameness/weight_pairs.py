@@ -6,7 +6,7 @@ Axes: n rows, D columns; H query heads, G key heads, R head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -351,6 +351,17 @@ class WeightPair:
         # Errors of rounding are spread evenly up to half a step.
         return bool(root_mean_square(distance) < half_step / math.sqrt(3))
 
+    def facts_of_heads(self, heads: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Return heads of this weight, and the query heads that use them, by name.
+
+        Terms of positions have no names of their own for heads.
+        """
+        if self.role.side not in SIDES_WITH_HEADS:
+            return {}
+        share = max(1, self.sizes.heads // self.heads)
+        query_heads = [share * head + member for head in heads for member in range(share)]
+        return {f"{self.role.side}_heads": tuple(heads), "query_heads": tuple(query_heads)}
+
     def finding(
         self,
         kind: Kind,
@@ -372,7 +383,7 @@ class WeightPair:
         bias = self.bias
         if with_bias and bias is not None and not bias.right:
             if isinstance(edit, Take):
-                description = f"{description}, and its bias"
+                description = f"{description}, and {{its bias}}"
             edit_of_bias = edit.on_bias()
             if edit_of_bias is not None:
                 mended = edit_of_bias.apply(bias.actual, bias.expected)
@@ -399,22 +410,30 @@ class WeightPhrase:
     Attributes
     ----------
     template
-        The phrase; ``{}`` stands for the title. Phrases about no single weight do without.
+        The phrase; ``{}`` stands for the titles; ``{holds}`` and ``{its bias}`` agree with them.
+        Phrases about no single weight do without.
 
     Examples
     --------
     >>> phrase = WeightPhrase("rows of {} are reversed")
-    >>> phrase.about("q_proj, k_proj")
+    >>> phrase.about("q_proj", "k_proj")
     'rows of q_proj, k_proj are reversed'
     >>> phrase.about_part("query")
     WeightPhrase(template='rows of the query part of {} are reversed')
+    >>> phrase = WeightPhrase("{} {holds} weights of layer 1")
+    >>> phrase.about("q_proj"), phrase.about("q_proj", "k_proj")
+    ('q_proj holds weights of layer 1', 'q_proj, k_proj hold weights of layer 1')
     """
 
     template: str
 
-    def about(self, title: str) -> str:
-        """Return the phrase with a title in its place."""
-        return self.template.replace("{}", title)
+    def about(self, *titles: str) -> str:
+        """Return the phrase about weights with these titles."""
+        holds, its_bias = "holds", "its bias"
+        if len(titles) > 1:
+            holds, its_bias = "hold", "their biases"
+        phrase = self.template.replace("{holds}", holds).replace("{its bias}", its_bias)
+        return phrase.replace("{}", ", ".join(titles))
 
     def about_part(self, role: object) -> WeightPhrase:
         """Return the phrase about one part of a fused weight, whose title is still open."""
@@ -473,5 +492,7 @@ def names_explained_by(findings: Iterable[WeightFinding]) -> set[str]:
     return names
 
 
+# Sides whose heads a cause lists.
+SIDES_WITH_HEADS = ("query", "key", "value", "output")
 # The sides of scores.
 SCORED = ("query", "key")

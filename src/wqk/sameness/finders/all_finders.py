@@ -7,6 +7,7 @@ A finder takes a `WeightPair` and returns a `WeightFinding`, or None. A finding 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -92,9 +93,11 @@ def _joined_parts(pair: WeightPair, findings: Sequence[WeightFinding]) -> Weight
             edits[name] = Then(edits[name], within) if name in edits else within
     kinds = {finding.kind for finding in findings}
     kind = kinds.pop() if len(kinds) == 1 else Kind.FUSED
-    heads = findings[0].heads if len(findings) == 1 else ()
     phrase = WeightPhrase("; ".join(templates))
-    return WeightFinding(kind, phrase, edits, pair, None, pair.sides, heads)
+    joined_finding = WeightFinding(kind, phrase, edits, pair, None, pair.sides)
+    if len(findings) > 1:
+        return joined_finding
+    return replace(joined_finding, heads=findings[0].heads, facts=findings[0].facts)
 
 
 def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bool:
@@ -115,7 +118,7 @@ def _find_in_part(pair: WeightPair, part: WeightPair) -> WeightFinding | None:
     for source in pair.parts:
         could_be = source.role != part.role and source.expected.shape == part.actual.shape
         if could_be and part.actual.any() and same_numbers(source.expected, part.actual):
-            return part.finding(Kind.TENSOR, f"{{}} holds the {source.role} part")
+            return part.finding(Kind.TENSOR, f"{{}} {{holds}} the {source.role} part")
     return find_first(part)
 
 

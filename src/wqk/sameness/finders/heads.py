@@ -61,7 +61,8 @@ def find_heads(pair: WeightPair) -> WeightFinding | None:
         return None
     kind, description = _origin(pair, _ReplacedHeads(expected, actual, replaced, kept))
     edit = _taken_heads(replaced, pair.sizes.width)
-    return pair.finding(kind, description, edit, heads=tuple(replaced.tolist()))
+    numbers = tuple(replaced.tolist())
+    return pair.finding(kind, description, edit, heads=numbers, facts=pair.facts_of_heads(numbers))
 
 
 def find_columns_of_heads(pair: WeightPair) -> WeightFinding | None:

@@ -149,7 +149,7 @@ def _one_finding(findings: Sequence[WeightFinding], has_two_sides: bool) -> Weig
         sides |= dict.fromkeys(finding.sides)
         titles[finding.pair.title] = None
         swapped |= finding.swapped
-    description = first.phrase.about(", ".join(titles))
+    description = first.phrase.about(*titles)
     is_order = first.rows is not None and first.kind in (Kind.ROTARY, Kind.HEADS)
     if has_two_sides and len(sides) == 1 and is_order:
         (side,) = sides
@@ -193,7 +193,7 @@ def _moved_heads(findings: Mapping[str, WeightFinding]) -> WeightFinding:
     query_heads = heads_by_side.get("query", np.arange(sizes.heads))
     key_heads = heads_by_side.get("key", np.arange(sizes.groups)).repeat(share)
     if np.array_equal(query_heads // share, key_heads):
-        cause = mismatches.head_order(query_heads)
+        cause = mismatches.head_order(query_heads, sizes.groups)
     else:
         cause = mismatches.pairing(query_heads, key_heads, sizes.groups)
     return replace(

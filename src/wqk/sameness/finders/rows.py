@@ -97,7 +97,10 @@ def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> WeightFinding | 
         return None
     edit = Permute(0, HeadOrder(tuple(heads.tolist()), pair.sizes.width))
     description = f"{pair.role} heads in another order: {listed(heads)}"
-    return pair.finding(Kind.HEADS, description, edit, rows=rows)
+    order = tuple(heads.tolist())
+    return pair.finding(
+        Kind.HEADS, description, edit, rows=rows, heads=order, facts=pair.facts_of_heads(order)
+    )
 
 
 def find_columns(pair: WeightPair) -> WeightFinding | None:

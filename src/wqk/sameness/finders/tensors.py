@@ -80,12 +80,12 @@ def find_moved_tensors(
             continue
         source = sources.get(pair.name)
         if source is not None:
-            description = f"{{}} holds {title_in_block(source.name)} of the original"
+            description = f"{{}} {{holds}} {title_in_block(source.name)} of the original"
             findings.append(pair.finding(Kind.TENSOR, description))
             continue
         other = find_other_place(pair)
         if other is not None:
-            findings.append(pair.finding(other.kind, f"{{}} holds {other.description}"))
+            findings.append(pair.finding(other.kind, f"{{}} {{holds}} {other.description}"))
     return findings
 
 
