@@ -274,3 +274,59 @@ def test_pairs_of_one_token_are_those_of_its_row_and_its_column() -> None:
     assert "no tokenizer.json" in row.to_dict()["caveat"]
     with pytest.raises(CheckpointError, match="the number of a token, from 0 to 39"):
         match_tokens(checkpoint, 0, 1, query=VOCABULARY)
+
+
+def two_layers() -> StateDict:
+    """Two layers with all four weights, different gains and embeddings."""
+    checkpoint = small.llama(heads=H, key_heads=H, width=D, head_width=R, sides="qkvo", norms=True)
+    embeddings = np.random.default_rng(1).standard_normal((VOCABULARY, D))
+    tensors = checkpoint._arrays | {"model.embed_tokens.weight": embeddings}
+    return StateDict(tensors, checkpoint.config, "two layers")
+
+
+def test_a_virtual_head_has_the_norms_that_its_caveat_names() -> None:
+    checkpoint = two_layers()
+    tensors = checkpoint._arrays
+    embeddings = tensors["model.embed_tokens.weight"]
+    first, second = (f"model.layers.{layer}.self_attn" for layer in (0, 1))
+    gains = [tensors[f"model.layers.{layer}.input_layernorm.weight"] for layer in (0, 1)]
+    epsilon = wqk.open(checkpoint).plans[0].query.input_norm.epsilon
+    directions = embeddings / np.sqrt((embeddings**2).mean(axis=1, keepdims=True) + epsilon)
+    rows = slice(R, 2 * R)  # of head 1
+    values = (gains[0] * directions) @ tensors[f"{first}.v_proj.weight"][rows].T
+    written = values @ tensors[f"{first}.o_proj.weight"][:, rows].T
+    queries = (gains[1] * directions) @ tensors[f"{second}.q_proj.weight"][rows].T
+    keys = (gains[1] * written) @ tensors[f"{second}.k_proj.weight"][rows].T
+    scores = queries @ keys.T / np.sqrt(R)
+    matches = match_tokens(checkpoint, 1, 1, through=(0, 1), fold_norm=True, top=1)
+    assert matches.largest[0].score == pytest.approx(scores.max(), rel=1e-5)
+    assert "Embeddings pass the norm in front of the head that reads them." in matches.caveat
+    division = "What head 0.1 writes passes the norm in front of layer 1 without the division"
+    assert division in matches.caveat
+    assert "unembedding" not in matches.caveat
+
+
+@pytest.mark.parametrize(
+    ("through", "norms"),
+    [
+        (None, "The norm in front of the head is left out (--fold-norm folds it in)."),
+        ((0, 1), "The norms in front of the heads are left out (--fold-norm folds them in)."),
+    ],
+)
+def test_norms_that_are_not_folded_in_are_named(through: Any, norms: str) -> None:
+    caveat = match_tokens(two_layers(), 1, 1, through=through, circuit="ov").caveat
+    assert norms in caveat
+    assert caveat.count("The norm before the unembedding is left out.") == 1
+
+
+def test_tokens_of_an_output_value_circuit_have_names_of_their_own() -> None:
+    matches = match_tokens(two_layers(), 1, 1, circuit="ov", top=2)
+    pair = matches.largest[0]
+    assert (pair.attended, pair.written) == (pair.query, pair.key)
+    values = matches.to_dict()["largest"][0]
+    assert (values["attended"], values["written"]) == (values["query"], values["key"])
+    assert {"attended_name", "written_name"} <= values.keys()
+    assert matches.frame["attended"].to_list() == matches.frame["query"].to_list()
+    scores = match_tokens(two_layers(), 1, 1, top=2)
+    assert "attended" not in scores.to_dict()["largest"][0]
+    assert "attended" not in scores.frame.columns

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 from rich.text import Text
 
-from wqk._console import Result, display_name, number
+from wqk._console import Result, display_name, json_value, number
 from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lacks_norm, omissions
@@ -60,14 +60,50 @@ UNNAMED = "Tokens have no names: there is no tokenizer.json or vocab.txt next to
 SCORE_BLOCK = (512, 1024)
 
 
+# Lists of pairs in a result.
+LISTS = ("largest", "smallest", "most_alike", "least_alike")
+
+
 class TokenPair(NamedTuple):
-    """A query token, a key token, their score, and their names if there is a tokenizer."""
+    """A query token, a key token, their score, and their names if there is a tokenizer.
+
+    In an output-value circuit, the first token is attended to and the second is written: `attended`
+    and `written` are the numbers of these tokens.
+    """
 
     query: int
     key: int
     score: float
     query_name: str | None = None
     key_name: str | None = None
+
+    @property
+    def attended(self) -> int:
+        """In an output-value circuit, the token that the head attends to."""
+        return self.query
+
+    @property
+    def written(self) -> int:
+        """In an output-value circuit, the token whose logit the head changes."""
+        return self.key
+
+    def values_by_name(self, circuit: str) -> dict[str, Any]:
+        """Return all values by name; those of ``ov`` also under the names of this circuit.
+
+        Examples
+        --------
+        >>> [*TokenPair(3, 5, 1.0).values_by_name("ov")][-4:]
+        ['attended', 'written', 'attended_name', 'written_name']
+        """
+        values: dict[str, Any] = self._asdict()
+        if circuit == "ov":
+            values |= {
+                "attended": self.query,
+                "written": self.key,
+                "attended_name": self.query_name,
+                "written_name": self.key_name,
+            }
+        return values
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +127,8 @@ class TokenMatches(Result):
     caveat
         Sentences on the meaning of the scores.
     circuit
-        ``qk`` or ``ov``.
+        ``qk`` or ``ov``. With ``ov``, JSON and CSV have the tokens of a pair also as ``attended``
+        and ``written``; ``query`` and ``key`` are the same tokens.
     through
         Layer and head between the embedding and the keys or values.
     unembeddings
@@ -124,8 +161,17 @@ class TokenMatches(Result):
         )
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
-        for pairs in ("largest", "smallest", "most_alike", "least_alike"):
-            yield from ({"list": pairs} | pair._asdict() for pair in getattr(self, pairs))
+        for name in LISTS:
+            for pair in getattr(self, name):
+                yield {"list": name, **pair.values_by_name(self.circuit)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values as plain values, for JSON."""
+        values = super().to_dict()
+        for name in LISTS:
+            pairs = [pair.values_by_name(self.circuit) for pair in getattr(self, name)]
+            values[name] = json_value(pairs)
+        return values
 
     def _shown(self, width: int) -> Iterator[Any]:
         """Yield pairs with the largest and smallest scores, then tokens with themselves."""
@@ -255,7 +301,11 @@ def match_tokens(
     )
     names = token_names(model.ref, **model.hub)
     is_single = circuit == "qk" and not through
-    caveat = _caveat(plan, fold_norm) if is_single else _written_caveat(plan)
+    if is_single:
+        caveat = _caveat(plan, fold_norm)
+    else:
+        address = None if through is None else (reading.layer, through[1])
+        caveat = _written_caveat(plan, circuit, address, fold_norm)
     if not names:
         caveat += f" {UNNAMED}"
     if directions is not None:
@@ -400,13 +450,41 @@ def _projected(
     return np.concatenate(blocks).astype(np.float32)
 
 
-def _written_caveat(plan: AttentionPlan) -> str:
-    """Describe the meaning of pairs with a written token, or of a virtual head."""
+def _written_caveat(
+    plan: AttentionPlan, circuit: str, through: tuple[int, int] | None, fold_norm: bool
+) -> str:
+    """Describe the meaning of pairs with a written token, or of a virtual head.
+
+    ``through`` is the layer and the number of the earlier head.
+    """
+    subject = "one head" if through is None else "two heads in a row"
+    norms = " ".join(_norms_in_words(plan, circuit, through, fold_norm))
     guess = " The family is guessed." if plan.rule.guess else ""
     return (
-        "From weights alone: what one head, or two in a row, would do if nothing else were in the "
-        f"stream. The norms between heads, and the one before the last layer, are left out.{guess}"
+        f"From weights alone: what {subject} would do if nothing else were in the stream. "
+        f"{norms}{guess}"
     )
+
+
+def _norms_in_words(
+    plan: AttentionPlan, circuit: str, through: tuple[int, int] | None, fold_norm: bool
+) -> Iterator[str]:
+    """Yield sentences on the norms that the scores contain, and on those that they lack."""
+    if fold_norm:
+        yield "Embeddings pass the norm in front of the head that reads them."
+        if through is not None:
+            layer, head = through
+            yield (
+                f"What head {layer}.{head} writes passes the norm in front of layer {plan.layer} "
+                "without the division by its size."
+            )
+    elif plan.query.input_norm:
+        norms, pronoun = "The norm in front of the head is", "it"
+        if through is not None:
+            norms, pronoun = "The norms in front of the heads are", "them"
+        yield f"{norms} left out (--fold-norm folds {pronoun} in)."
+    if circuit == "ov":
+        yield "The norm before the unembedding is left out."
 
 
 def unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
