@@ -247,23 +247,24 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
     """Draw a row of panels for each stack: curves, if any, shares, and shares by layer."""
     stacks = shares["stack"].unique(maintain_order=True).to_list()
     has_layers = shares["layer"].is_not_null().any()
-    width = 1 + (not curves.is_empty()) + has_layers
+    has_curves = not curves.is_empty()
+    panels_in_row = 1 + has_curves + has_layers
     loss = "distance of states" if predicts == "states" else "loss (nats)"
+    width = PAPER_WIDTH if panels_in_row > 1 else PAPER_WIDTH / 2
     with style():
-        figure = new_figure(PAPER_WIDTH if width > 1 else PAPER_WIDTH / 2, 0.3 + 2.3 * len(stacks))
-        panels = figure.subplots(len(stacks), width, squeeze=False)
+        figure = new_figure(width, 0.3 + 2.3 * len(stacks))
+        panels = figure.subplots(len(stacks), panels_in_row, squeeze=False)
         for row, stack in zip(panels, stacks, strict=True):
             shares_of_stack = shares.filter(stack=stack)
             axes = iter(row)
-            if not curves.is_empty():
+            if has_curves:
                 _curves(next(axes), curves.filter(stack=stack), loss)
             _shares(next(axes), shares_of_stack.filter(pl.col("layer").is_null()))
             if has_layers:
-                _layers(
-                    next(axes), shares_of_stack.filter(pl.col("head").is_null()).drop_nulls("layer")
-                )
+                shares_of_layers = shares_of_stack.filter(pl.col("head").is_null())
+                _layers(next(axes), shares_of_layers.drop_nulls("layer"))
             row[0].set_title(stack)
-        if width > 1:  # one legend for all panels, each of which names its parts alike
+        if panels_in_row > 1:  # one legend for all panels, each of which names its parts alike
             lines = [_line(part) for part in LEGEND]
             figure.legend(lines, LEGEND.values(), loc="outside upper right", ncols=len(LEGEND))
         return figure
@@ -289,13 +290,15 @@ def _curves(axes: Axes, curves: pl.DataFrame, loss: str) -> None:
 
 
 def _shares(axes: Axes, rows: pl.DataFrame) -> None:
-    rows = rows.filter(~pl.col("part").is_in(["whole", "none"])).drop_nulls("share")
-    for place, row in enumerate(rows.reverse().iter_rows(named=True)):
-        reach = [[row["share"] - row["low"]], [row["high"] - row["share"]]]
+    is_reference = pl.col("part").is_in(["whole", "none"])  # of shares 1 and 0
+    upward = rows.filter(~is_reference).drop_nulls("share").reverse()
+    for place, row in enumerate(upward.iter_rows(named=True)):
+        share = row["share"]
+        interval = [[share - row["low"]], [row["high"] - share]]
         color = PART_COLORS.get(row["part"], OLIVE)
-        axes.errorbar(row["share"], place, xerr=reach, fmt="o", color=color, capsize=2)
-    names = [part.replace(", size of ", ",\nsize of ") for part in rows.reverse()["part"]]
-    axes.set_yticks(range(len(rows)), names)
+        axes.errorbar(share, place, xerr=interval, fmt="o", color=color, capsize=2)
+    names = [part.replace(", size of ", ",\nsize of ") for part in upward["part"]]
+    axes.set_yticks(range(len(names)), names)
     axes.axvline(0, color=GRAY, linewidth=0.5)
     axes.axvline(1, color=GRAY, linewidth=0.5)
     axes.set(xlabel="share of the loss kept")
@@ -356,13 +359,15 @@ def attention_figure(matrices: Float[np.ndarray, "heads queries keys"]) -> Figur
     >>> len(figure.axes)
     3
     """
-    columns = min(6, math.ceil(math.sqrt(len(matrices))))
-    rows = math.ceil(len(matrices) / columns)
+    heads = len(matrices)
+    columns = min(6, math.ceil(math.sqrt(heads)))
+    rows = math.ceil(heads / columns)
     figure = new_figure(1.4 * columns + 0.4, 1.5 * rows + 0.3)
-    for head, axis in enumerate(panel_grid(figure, len(matrices), columns)):
-        axis.imshow(matrices[head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    axes = panel_grid(figure, heads, columns)
+    for head, (axis, matrix) in enumerate(zip(axes, matrices, strict=True)):
+        axis.imshow(matrix, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axis.set(title=f"head {head}", xticks=[], yticks=[])
-    figure.axes[0].set(xlabel="key", ylabel="query")
+    axes[0].set(xlabel="key", ylabel="query")
     return figure
 
 

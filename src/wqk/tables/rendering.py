@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from collections import Counter
@@ -571,19 +572,23 @@ def _model_boxes(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
     """Draw a horizontal box for each model and score, models downward; colors by stack."""
     from matplotlib.patches import Patch
 
-    names, rows_of_models = zip(*_models(table.frame), strict=True)
-    stacks = [rows["stack"][0] for rows in rows_of_models]
-    color_of = {stack: SHADES[STACK_SHADES.get(stack, "other")][0] for stack in stacks}
-    figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(names))
+    models = list(_models(table.frame))
+    color_by_stack = {}
+    for _, rows in models:
+        stack = rows["stack"][0]
+        shades = SHADES[STACK_SHADES.get(stack, "other")]
+        color_by_stack[stack] = shades[0]
+    figure = new_figure(PAPER_WIDTH, 1.0 + BOX_HEIGHT * len(models))
     axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
     for axis, (score, title) in zip(axes, labels.items(), strict=True):
-        for place, (stack, rows) in enumerate(zip(stacks, rows_of_models, strict=True)):
-            _box(axis, place, rows[score], color_of[stack])
+        for place, (_, rows) in enumerate(models):
+            _box(axis, place, rows[score], color_by_stack[rows["stack"][0]])
         axis.set(title=title, xlabel="over layers")
-        _finish_axis_of_boxes(axis, score, rows=table.frame)
-    axes[0].set(ylim=(len(names) - 0.5, -0.5))
+        _finish_axis_of_boxes(axis, score, table.frame[score])
+    axes[0].set(ylim=(len(models) - 0.5, -0.5))
+    names = [name for name, _ in models]
     axes[0].set_yticks(range(len(names)), names, fontsize=6.5)
-    handles = [Patch(color=color, label=stack) for stack, color in color_of.items()]
+    handles = [Patch(color=color, label=stack) for stack, color in color_by_stack.items()]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
     return figure
 
@@ -613,20 +618,22 @@ def _box(axis: Axes, place: int, scores: pl.Series, color: str) -> None:
     axis.plot(median, place, "|", color=color, markersize=7, markeredgewidth=1.6)
 
 
-def _finish_axis_of_boxes(axis: Axes, score: str, rows: pl.DataFrame) -> None:
-    """Set the lines and the limits of the axis of a score."""
+def _finish_axis_of_boxes(axis: Axes, score: str, values: pl.Series) -> None:
+    """Set the lines and the limits of the axis of a score, whose values are all drawn."""
     axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
     axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
     axis.tick_params(axis="y", length=0)
     if score == "symmetry":
-        smallest = min([0.0, *rows["symmetry"].drop_nulls().drop_nans()])
-        axis.set(xlim=(max(-1.0, smallest - 0.05), 1))
+        smallest = min([0.0, *values.drop_nulls().drop_nans()])
+        left = max(-1.0, smallest - 0.05)
+        axis.set(xlim=(left, 1))
     elif score == "directionality_excess":
         axis.set(xlim=(-1, 1), xticks=(-1, -0.5, 0, 0.5, 1))
 
 
 def _layer_curves(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
-    lines_of_legend = -(-sum(1 for _ in _models(table.frame)) // 2)
+    models = len(list(_models(table.frame)))
+    lines_of_legend = math.ceil(models / 2)
     figure = new_figure(5.4, 2.35 + LEGEND_LINE * lines_of_legend)
     axes = figure.subplots(1, len(labels), squeeze=False)[0]
     for axis, (score, title) in zip(axes, labels.items(), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
@@ -88,7 +89,7 @@ def from_objects(lines: list[dict[str, Any]], types: Types) -> Content:
     metadata = {}
     if lines and "metadata" in lines[0]:
         metadata = _mapping(lines.pop(0)["metadata"])
-    names = dict.fromkeys(name for line in lines for name in line)
+    names = dict.fromkeys(chain.from_iterable(lines))
     columns = {name: kind for name, kind in types.items() if name in names}
     if lines and not columns:
         raise ValueError("its lines have no column of such a table")
@@ -115,8 +116,13 @@ def from_csv(content: bytes, types: Types) -> Content:
     """Read a file written by `to_csv`; the conditions are taken from the first row."""
     frame = pl.read_csv(content, schema_overrides={**types, **CONDITIONS})
     frame = frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
-    first = frame.row(0, named=True) if frame.height else {}
-    metadata = {name: first[name] for name in CONDITIONS if first.get(name) is not None}
+    if frame.is_empty():
+        return frame, {}
+    first_row = frame.row(0, named=True)
+    metadata = {}
+    for name in CONDITIONS:
+        if first_row.get(name) is not None:
+            metadata[name] = first_row[name]
     return frame, metadata
 
 
@@ -149,9 +155,17 @@ def as_sheet(table: TableContent) -> Sheet:
     if len(checkpoints) == 1:
         caption = f"{one_line(display_name(checkpoints[0]))}; {caption}"
     lines = Sheet(columns, caption=caption)
-    for row in frame.select(*context, *(column.name for column in shown)).iter_rows():
-        lines.add(*(number(v) if isinstance(v, float | None) else str(v) for v in row))
+    names_of_shown = [column.name for column in shown]
+    for row in frame.select(*context, *names_of_shown).iter_rows():
+        lines.add(*map(_cell, row))
     return lines
+
+
+def _cell(value: Any) -> str:
+    """Return a value of a row as text."""
+    if value is None or isinstance(value, float):
+        return number(value)
+    return str(value)
 
 
 def to_json(table: TableContent) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -31,14 +32,17 @@ def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
     >>> identical_checkpoints(ScoreTable.from_rows([*rows, other]).frame)
     [['a', 'b']]
     """
-    names_by_scores: dict[bytes, list[str]] = {}
+    sizes_and_scores = pl.selectors.numeric() - pl.selectors.by_name(*OF_CHECKPOINT)
+    names_by_digest: dict[bytes, list[str]] = {}
     for rows in frame.partition_by("checkpoint", "revision", maintain_order=True):
-        if (rows["norm"].fill_null(0).fill_nan(0) == 0).all():
+        norms = rows["norm"].fill_null(0).fill_nan(0)
+        if (norms == 0).all():
             continue
-        scores = rows.select(pl.selectors.numeric() - pl.selectors.by_name(*OF_CHECKPOINT))
-        digest = scores.hash_rows().to_numpy().tobytes()
-        names_by_scores.setdefault(digest, []).append(title(rows.row(0, named=True)))
-    return [names for names in names_by_scores.values() if len(names) > 1]
+        row_hashes = rows.select(sizes_and_scores).hash_rows()
+        digest = row_hashes.to_numpy().tobytes()
+        name = title(rows.row(0, named=True))
+        names_by_digest.setdefault(digest, []).append(name)
+    return [names for names in names_by_digest.values() if len(names) > 1]
 
 
 def summary_frame(table: ScoreTable) -> pl.DataFrame:
@@ -55,24 +59,20 @@ def summary_frame(table: ScoreTable) -> pl.DataFrame:
     ('encoder', 4, 0.6)
     """
     rows = table.layers.summary().rename({"count": "layers"})
-    names = pl.Series("model", titles(rows.to_dicts()), pl.String())
-    scores = [f"{score}_{quartile}" for score in HEADLINE for quartile in QUARTILES]
-    identity = ("checkpoint", "revision", "step", "stack", "kind", "circuit", "distance", "layers")
-    return rows.select(names, *identity, *scores)
+    short_names = pl.Series("model", titles(rows.to_dicts()), pl.String())
+    columns = ["checkpoint", "revision", "step", "stack", "kind", "circuit", "distance", "layers"]
+    for score in HEADLINE:
+        columns += [f"{score}_{quartile}" for quartile in QUARTILES]
+    return rows.select(short_names, *columns)
 
 
 def summary_sheet(table: ScoreTable) -> Sheet:
     """Return the medians of each model, with quartiles in brackets, for a page or a paper."""
-    sheet = Sheet.of(
-        *("model", "attention", "layers", *map(label, HEADLINE)), text=["model", "attention"]
-    )
+    headings = ["model", "attention", "layers", *map(label, HEADLINE)]
+    sheet = Sheet.of(*headings, text=["model", "attention"])
     sheet.caption = "medians over layers, with quartiles in brackets"
     if identical := table.metadata.get("identical"):
-        models = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
-        rows = models.to_dicts()
-        short_names = dict(zip(map(title, rows), titles(rows), strict=True))
-        groups = [[short_names[name] for name in names] for names in identical]
-        sheet.caption += f"; {identical_models(groups)}"
+        sheet.caption += f"; {identical_models(_with_short_names(identical, table))}"
     for row in summary_frame(table).iter_rows(named=True):
         cells = [row["model"], f"{row['stack']} {row['kind']}", str(row["layers"])]
         for score in HEADLINE:
@@ -80,6 +80,17 @@ def summary_sheet(table: ScoreTable) -> Sheet:
             cells.append(f"{median} [{low}, {high}]")
         sheet.add(*cells)
     return sheet
+
+
+def _with_short_names(groups: Sequence[Sequence[str]], table: ScoreTable) -> list[list[str]]:
+    """Return groups of checkpoints of a table by short names, given their names with revisions."""
+    models = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
+    rows = models.to_dicts()
+    short_names = dict(zip(map(title, rows), titles(rows), strict=True))
+    groups_by_short_name = []
+    for names in groups:
+        groups_by_short_name.append([short_names[name] for name in names])
+    return groups_by_short_name
 
 
 def write_summary(table: ScoreTable, folder: Path) -> None:
