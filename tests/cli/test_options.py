@@ -49,6 +49,32 @@ def test_heads_are_sorted_alone_and_layers_alone() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--sort head", "these are rows of layers; --heads adds a row for each head"),
+        ("--sort key_head --csv", "these are rows of layers; --heads adds a row for each head"),
+        ("--sort window", "the column is empty"),
+        ("--sort symmetry_within_heads --heads", "only rows of layers have it; leave out --heads"),
+        ("--sort head --heads", ""),
+        ("--sort layer", ""),
+        ("--sort symmetry --where symmetry>2", ""),
+    ],
+)
+def test_a_column_that_sorts_no_rows_has_a_reason(options: str, reason: str) -> None:
+    message = run("scan", ENCODER, *options.split()).stderr
+    assert ("not sorted by" in message) == bool(reason)
+    assert reason in message
+
+
+def test_a_condition_on_heads_that_only_layers_face_names_the_option() -> None:
+    advice = "these are rows of layers; --heads adds a row for each head"
+    line = ["scan", ENCODER, "--where"]
+    assert advice in " ".join(run(*line, "head > 0").stdout.split())
+    assert "--heads" not in run(*line, "symmetry > 2").stdout
+    assert "--heads" not in run(*line, "head > 9", "--heads").stdout
+
+
 def test_bands_of_a_rotary_model_are_printed_at_each_distance(tmp_path: Path) -> None:
     folder = small.save_model(tmp_path / "rotary", small.llama())
     shown = run("scan", folder, "--bands", "--distance", "0,5", width=160).stdout

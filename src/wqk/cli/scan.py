@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import counted
+from wqk._console import counted, display_name
 from wqk.cli.main import tell
 from wqk.cli.options import (
     COUNT,
@@ -166,7 +167,15 @@ def scan(
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.scanning.surveys.planning import with_lists
     from wqk.tables.details import check_details_output
-    from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, ranked, scores
+    from wqk.tables.rendering import (
+        definitions,
+        measured,
+        one_checkpoint,
+        overview,
+        ranked,
+        reason_not_sorted,
+        scores,
+    )
     from wqk.tables.score_table import check_table_output, join
 
     heads = heads or head_numbers is not None
@@ -219,7 +228,7 @@ def scan(
         last_tables[ref, revision] = table
         if not (as_json or ending):
             if not len(printed):
-                console.print(f"{model.name}: no row has the condition {where}", markup=False)
+                console.print(_no_row(model.name, where or "", heads), markup=False)
             elif measures or sort_by or top or where or head_numbers:
                 console.print(*measured(printed, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
@@ -235,6 +244,10 @@ def scan(
         context.exit(2)
     joined = join(chosen)
     rows = join([replace(table, frame=ranked(table.frame, sort_by, top)) for table in chosen])
+    if sort_by is not None:
+        reason = reason_not_sorted(joined, sort_by)
+        if reason:
+            display.say(reason)
     if as_json:
         # Medians are those of all rows.
         display.print_object(joined.to_dict() | {"rows": rows.to_dict()["rows"]})
@@ -272,6 +285,16 @@ def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | 
             raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
         table = table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
     return table if where is None else table.filter(where)
+
+
+def _no_row(name: str, where: str, has_heads: bool) -> str:
+    """Return a sentence on a condition that no row has."""
+    from wqk.tables.rendering import COLUMNS_OF_HEADS, ROWS_OF_LAYERS
+
+    sentence = f"{display_name(name)}: no row has the condition {where}"
+    names = re.findall(r"\w+", where)
+    is_of_heads = any(column in names for column in COLUMNS_OF_HEADS)
+    return f"{sentence}; {ROWS_OF_LAYERS}" if is_of_heads and not has_heads else sentence
 
 
 def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:

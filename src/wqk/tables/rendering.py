@@ -481,6 +481,28 @@ def ranked(frame: pl.DataFrame, sort_by: str | None, top: int | None) -> pl.Data
     return frame.head(top or frame.height)
 
 
+# Columns that rows of layers leave empty.
+COLUMNS_OF_HEADS = ("head", "key_head")
+# What to do where such a column is asked for, and only rows of layers are there.
+ROWS_OF_LAYERS = "these are rows of layers; --heads adds a row for each head"
+
+
+def reason_not_sorted(table: ScoreRows, name: str) -> str:
+    """Return the reason why a column sorts no rows: it is empty in all of them; or nothing."""
+    values = ranked(table.frame, name, None)[name]
+    if values.dtype.is_float():
+        values = values.fill_nan(None)
+    if values.is_empty() or values.is_not_null().any():
+        return ""
+    is_of_layers = table.frame["head"].is_null().all()
+    if is_of_layers and name in COLUMNS_OF_HEADS:
+        return f"not sorted by {name}: {ROWS_OF_LAYERS}"
+    is_filled_elsewhere = table.frame[name].is_not_null().any()
+    if not is_of_layers and is_filled_elsewhere:
+        return f"not sorted by {name}: only rows of layers have it; leave out --heads to sort those"
+    return f"not sorted by {name}: the column is empty"
+
+
 def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     """Sort by a column, largest values first; rows without a value come last."""
     if name not in frame.columns:
