@@ -1,4 +1,4 @@
-"""Pair the blocks of the reference with those of the candidate."""
+"""Pairs of blocks: a block of the reference and the corresponding block of the candidate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BlockGroup: TypeAlias = tuple[str, str]
 
 
 class Pairing(NamedTuple):
-    """The blocks of two models that belong together.
+    """Corresponding blocks of two models, and blocks of one model only.
 
     Attributes
     ----------
     pairs
         Plans of the reference and of the candidate.
     missing, added
-        Blocks that only the reference has, and only the candidate.
+        Blocks that only the reference has, and blocks that only the candidate has.
     """
 
     pairs: list[PlanPair]
@@ -36,9 +36,10 @@ class Alignment(NamedTuple):
     Attributes
     ----------
     pairs, missing, added
-        As in a `Pairing`, of the layers that were asked for.
+        As in a `Pairing`, for the requested layers.
     anchor
-        The plans of the first pair of blocks; of other mixers if the models have no attention.
+        The plans of the first pair of blocks; plans of other mixers if the models have no
+        attention.
     """
 
     pairs: list[PlanPair]
@@ -48,12 +49,12 @@ class Alignment(NamedTuple):
 
 
 def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
-    """Pair the blocks of two models, of some layers alone if ``layers`` are given.
+    """Pair the blocks of two models; with ``layers``, only the blocks of these layers.
 
     Raises
     ------
     CheckpointError
-        The two have no block in common.
+        The models have no block in common.
     """
     reference, candidate = models
     pairing = paired_blocks(reference.plans, candidate.plans)
@@ -75,8 +76,8 @@ def paired_blocks(
 ) -> Pairing:
     """Pair blocks of the same stack, kind and layer.
 
-    A guessed family may have other names for stacks. Two stacks of different names belong together
-    if each is the only remaining one of its kind, depth and width.
+    A guessed family may name stacks differently. Two stacks with different names correspond if both
+    are the only remaining stack of a kind, depth and width.
     """
     candidate_by_place = {plan.place: plan for plan in candidate_plans}
     stacks = _renamed_stacks(reference_plans, candidate_plans)
@@ -125,7 +126,7 @@ def _shapes(plans: Sequence[AttentionPlan]) -> dict[BlockGroup, _Shape]:
 def _renamed_stacks(
     reference_plans: Sequence[AttentionPlan], candidate_plans: Sequence[AttentionPlan]
 ) -> dict[BlockGroup, str]:
-    """Return the candidate's names of the reference's stacks, where the names differ."""
+    """Return the candidate's names of the stacks of the reference that have other names there."""
     reference, candidate = _shapes(reference_plans), _shapes(candidate_plans)
     unpaired = {group: shape for group, shape in reference.items() if group not in candidate}
     unpaired_shapes = list(unpaired.values())

@@ -1,8 +1,8 @@
 """All tensors of two checkpoints, compared by name, then by contents.
 
-A tensor that both checkpoints have under one name, in one shape, is compared as it is stored. Other
-tensors are searched for by their numbers, then among the tensors of the same checkpoint: a copy of
-a tensor that is equal, such as a tied output head, is no difference.
+If both checkpoints have a tensor of one name and shape, the stored tensors are compared. Other
+tensors are searched for by their numbers, first in the other checkpoint, then in the same
+checkpoint. A second copy of an equal tensor, such as a tied output head, is no difference.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def compare_tensors(
     checkpoints
         The reference and the candidate.
     roles
-        For each checkpoint, the role of each tensor that is compared.
+        For each checkpoint, the role of each tensor to compare.
     names
-        The candidate's name of each of the reference's tensors, as far as names agree.
+        The candidate's names of the reference's tensors, where names agree.
     strict
         Whether a tensor that is not found is a difference; otherwise the tensor is not compared.
     layers
@@ -46,8 +46,8 @@ def compare_tensors(
     Returns
     -------
     list of TensorComparison
-        First the tensors that both have by name, then those of the reference alone, then those of
-        the candidate alone.
+        First the tensors with names in both checkpoints, then tensors of the reference only, then
+        tensors of the candidate only.
     """
     reference, candidate = checkpoints
     reference_roles, candidate_roles = roles
@@ -78,9 +78,10 @@ def compare_tensors(
 def _compared_by_name(
     checkpoints: Sequence[Checkpoint], roles: Mapping[str, str], names: Mapping[str, str]
 ) -> list[TensorComparison]:
-    """Compare the tensors that both checkpoints have by name, in one shape.
+    """Compare the tensors that have one shape and corresponding names in both checkpoints.
 
-    ``roles`` are those of the reference's tensors; ``names`` are the candidate's names of these.
+    ``roles`` are the roles of the reference's tensors; ``names`` are the candidate's names of these
+    tensors.
     """
     reference, candidate = checkpoints
     comparisons = []
@@ -104,14 +105,14 @@ def _compared_by_name(
 
 
 class _Unmatched(NamedTuple):
-    """Tensors of one checkpoint that no tensor of the other checkpoint matches by name.
+    """Tensors of one checkpoint without a counterpart by name in the other checkpoint.
 
     Attributes
     ----------
     checkpoint
         The checkpoint.
     locations
-        Locations in the other checkpoint, by name, of the tensors that were found by contents.
+        Locations in the other checkpoint of the tensors that were found by contents, by name.
     equal_names
         Tensors of the checkpoint that are equal to tensors of the other checkpoint.
     strict
@@ -124,7 +125,7 @@ class _Unmatched(NamedTuple):
     strict: bool
 
     def outcome(self, name: str, absent: Outcome) -> tuple[Outcome, str]:
-        """Return the outcome for a tensor, and the reason; ``absent`` if it is nowhere."""
+        """Return the outcome and the reason for a tensor; ``absent`` if the tensor is not found."""
         if name in self.locations:
             return Outcome.FOUND, self.locations[name]
         original = copy_of(self.checkpoint, name, self.equal_names)
@@ -143,12 +144,12 @@ def _names_by_first_rows(
 ) -> dict[str, str]:
     """Pair tensors of different names by their first rows, up to the error of quantization.
 
-    Only tensors of a shape in which one of the checkpoints has a quantized tensor are paired.
+    Only tensors with the shape of a quantized tensor of either checkpoint are paired.
 
     Returns
     -------
     dict
-        The candidate's name of each of the reference's tensors that is paired.
+        The candidate's names of the paired tensors, by the reference's names.
     """
     paired = {*names.values()}
     unnamed = (
@@ -182,7 +183,7 @@ def _names_by_first_rows(
 def _first_rows(
     checkpoint: Checkpoint, names: Iterable[str], shapes: Collection[tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Read the first row of each tensor that has one of some shapes, (D,)."""
+    """Read the first rows (D,) of the tensors with certain shapes."""
     rows = {}
     for name in names:
         if checkpoint.info(name).shape in shapes:
@@ -192,19 +193,19 @@ def _first_rows(
 
 
 def copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | None:
-    """Return the tensor of the same checkpoint with the same contents, such as a tied weight.
+    """Return a tensor of the same checkpoint with the same contents, such as a tied weight.
 
     Parameters
     ----------
     checkpoint, name
-        The tensor. Vectors are copies of none: many of them are constant.
+        The tensor. Vectors are never copies, because many vectors are constant.
     others
-        The tensors among which a copy is searched.
+        The tensors that may be copies.
 
     Returns
     -------
     str or None
-        The first that is equal; None if none is.
+        The name of the first equal tensor; None if no tensor is equal.
     """
     shape = checkpoint.info(name).shape
     if len(shape) < 2:

@@ -1,6 +1,6 @@
-"""Result of `wqk.same`, which people read: as a sentence, a table, a picture, JSON, and code.
+"""Result of `wqk.same`, shown as a sentence, a table, a picture, JSON or code.
 
-The parts that were compared are records (`wqk.sameness.comparisons`).
+`wqk.sameness.comparisons` contains the records of the compared parts.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
     missing, added
         Blocks that only the reference has, and blocks that only the candidate has.
     notes
-        Remarks on the comparison: parts that were not compared, guesses, values that were rounded
-        to a narrower type than they are stored in.
+        Remarks on the comparison: parts that were not compared, guesses, values rounded to a
+        narrower type than their stored type.
     tensors
-        Tensors outside the forms: those of attention and of other mixers, and with ``everything``
-        all others.
+        Tensors outside the forms: tensors of attention and of other mixers; with ``everything``,
+        all other tensors.
     unknown
         Parts of attention that could not be compared: values that a family does not name, tensors
         that one model lacks or stores in another layout.
     not_compared
         Names of the other tensors that were not compared.
     accepted
-        The tolerance that was given.
+        The tolerance of the call.
     quantized
-        Formats with few bits that only one of the two models has for weights of forms.
+        Formats with few bits that only one of the two models uses for weights of forms.
     settings
-        Settings of the configurations that differ, besides those of blocks; with ``everything``
-        all.
+        Differing settings of the configurations, besides settings of blocks; with ``everything``,
+        all settings.
     settings_not_compared
-        Keys of the other settings that differ, with dots for nested parts.
+        Keys of the remaining settings that differ, with dots for nested parts.
     tensor_causes
-        Causes of tensors outside the forms that differ.
+        Causes of differing tensors outside the forms.
     adapter
         One sentence on the shares of the reference's adapter that the candidate contains.
     repaired
@@ -71,7 +71,7 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
 
     @property
     def commented_repair(self) -> str:
-        """The repair after comments that explain its variables."""
+        """The repair, after comments that explain its variables."""
         return sentences.commented(self.repair)
 
     @property
@@ -90,10 +90,10 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
 
     @current
     def plot(self) -> Figure:
-        """Draw every head's distance from the same head of the other, for each attention.
+        """Draw the distance of every head from the same head of the other model, by attention.
 
-        Heads that are the same, up to rounding, are pale. A bar next to each layer has the color of
-        the layer's first cause. The causes are named below.
+        Heads that are equal up to rounding are pale. A bar next to each layer has the color of the
+        layer's first cause. The causes are named below.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
         return self.plot() if self.different_blocks else None
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Yield the verdict, then the distances, each cause with its layers, and the repair."""
+        """Yield the verdict, then the distances, the causes with their layers, and the repair."""
         return printed(self)
 
     def to_dict(self) -> dict[str, Any]:

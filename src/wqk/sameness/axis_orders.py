@@ -1,7 +1,7 @@
-"""Orders of the entries along one axis, and stretches of rows: as numbers, and as printed code.
+"""Orders of the entries along an axis, and stretches of rows: as numbers and as printed code.
 
 `Order.indices` is applied to NumPy arrays; `Order.code` prints the same order as statements of
-PyTorch. In both, the result's entry i is the array's entry ``indices[i]``.
+PyTorch. Both ways, entry i of the result is entry ``indices[i]`` of the array.
 
 Axes: H query heads, G key heads, R head width.
 """
@@ -22,7 +22,7 @@ class Order(Protocol):
     """A reordering of the entries along one axis."""
 
     def indices(self, count: int) -> np.ndarray:
-        """Return, for each entry of the result, the entry that it is taken from."""
+        """Return, for each entry of the result, the index of its source entry."""
 
     def code(self, name: str, axis: int) -> str:
         """Return statements of PyTorch that reorder the variable ``name``."""
@@ -35,7 +35,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Axes:
-    """An axis seen as several axes, which are then exchanged.
+    """An axis split into several axes, which are permuted and joined again.
 
     Attributes
     ----------
@@ -109,12 +109,12 @@ class Reversed:
 
 @dataclass(frozen=True)
 class Listed:
-    """An explicit order of all entries; code for a few moved entries names these alone.
+    """An explicit order of all entries; if few entries moved, code lists only these entries.
 
     Attributes
     ----------
     order
-        For each entry of the result, the entry that it is taken from.
+        For each entry of the result, the index of its source entry.
 
     Examples
     --------
@@ -184,7 +184,7 @@ class HeadOrder:
     Attributes
     ----------
     order
-        For each head of the result, the head that it is taken from.
+        For each head of the result, its source head.
     width
         Number of entries of a head.
 
@@ -208,7 +208,7 @@ class HeadOrder:
 
 @dataclass(frozen=True)
 class RotatedPart:
-    """The first dimensions of each head, seen as two axes that are exchanged.
+    """The first dimensions of each head, split into two axes that are exchanged.
 
     Attributes
     ----------
@@ -247,16 +247,17 @@ class RotatedPart:
 
 @dataclass(frozen=True)
 class Sections:
-    """Queries, keys and values joined in another way.
+    """A fused weight of queries, keys and values that are joined in another way.
 
     Attributes
     ----------
     lengths
         Rows of the queries, of the keys and of the values.
     shards, order
-        Number of shards that the candidate is joined of, and the order of the three in a shard.
+        Number of shards in the candidate's fused weight, and the order of queries, keys and values
+        in a shard.
     expected_shards
-        Number of shards that the reference is joined of, in the order q, k, v.
+        Number of shards in the reference's fused weight, each in the order q, k, v.
 
     Examples
     --------
@@ -299,9 +300,9 @@ class Sections:
 
 
 def joined_rows(lengths: Sequence[int], shards: int, order: Sequence[int]) -> np.ndarray:
-    """Return rows of queries, keys and values in the order in which shards join them.
+    """Return rows of queries, keys and values in their order in a fused weight of shards.
 
-    The rows are numbered one after the other: first all queries, then all keys, then all values.
+    The rows are numbered in the order: all queries, all keys, all values.
 
     Parameters
     ----------
@@ -310,7 +311,7 @@ def joined_rows(lengths: Sequence[int], shards: int, order: Sequence[int]) -> np
     shards
         Number of shards.
     order
-        The order of the three in a shard: 0 queries, 1 keys, 2 values.
+        The order within a shard: 0 queries, 1 keys, 2 values.
 
     Examples
     --------
@@ -327,7 +328,7 @@ def joined_rows(lengths: Sequence[int], shards: int, order: Sequence[int]) -> np
 
 @dataclass(frozen=True)
 class Stretches:
-    """Rows of an array: stretches of one length at one distance.
+    """Rows of an array in stretches of equal length, at equal distances.
 
     Attributes
     ----------
@@ -357,8 +358,7 @@ class Stretches:
     def of(cls, rows: np.ndarray) -> Stretches:
         """Describe increasing row numbers.
 
-        Rows that do not lie at equal distances have no such description: `indices` then differs
-        from the rows.
+        If the rows do not lie at equal distances, `indices` differs from the rows.
         """
         ends = np.flatnonzero(np.diff(rows) != 1)
         starts = rows[[0, *ends + 1]]
@@ -368,13 +368,13 @@ class Stretches:
 
     @property
     def indices(self) -> np.ndarray:
-        """The numbers of the rows."""
+        """Numbers of the rows."""
         first = self.start + self.period * np.arange(self.count)
         return (first[:, None] + np.arange(self.length)).ravel()
 
     @property
     def code(self) -> str:
-        """An index of the rows, as printed code."""
+        """Index of the rows, as printed code."""
         if self.count == 1:
             return f"slice({self.start}, {self.start + self.length})"
         end = self.start + self.count * self.period

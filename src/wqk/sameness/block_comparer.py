@@ -1,7 +1,7 @@
-"""Comparison of all pairs of blocks: each pair is measured, then all differences are explained.
+"""Comparison of all pairs of blocks: first all pairs are measured, then differences are explained.
 
-A block may hold the weights of another layer. Therefore no pair is explained before the signatures
-of all pairs are known. Pairs are given by their *number* in the alignment.
+A block may contain the weights of another layer. Therefore the signatures of all pairs are computed
+before any pair is explained. A pair is identified by its *number* in the alignment.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from wqk.sameness.tolerances import ALIKE_FORMS, LEAST_ALIKE
 
 
 class BlockComparer:
-    """All pairs of blocks of two models.
+    """Comparison of all pairs of blocks of two models.
 
     Parameters
     ----------
     models, alignment
-        The two models, and the pairs of their blocks.
+        The reference and the candidate, and the pairs of their blocks.
     tolerance
-        Relative distance of heads that is accepted although rounding does not explain it.
+        Relative distance of heads that is accepted besides rounding.
     any_heads
-        Whether the order of heads is ignored, where it is a freedom of the model.
+        Whether the order of heads is ignored in blocks where any order gives the same output.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class BlockComparer:
         self.notes: list[str] = []
 
     def compare(self, on_progress: Callable[[int, int], None] | None) -> list[BlockComparison]:
-        """Return the comparison of each pair, with the causes of differences."""
+        """Return the comparisons of all pairs, with the causes of differences."""
         # Products of single heads are too small for several threads.
         with one_blas_thread(), reused_memory():
             for number in range(len(self._pairs)):
@@ -75,7 +75,7 @@ class BlockComparer:
         return with_moved_layers(blocks, self._lone_places)
 
     def _measure(self, number: int) -> None:
-        """Measure a pair of blocks; an order of heads may be ignored."""
+        """Measure a pair of blocks; the order of heads may be ignored."""
         pair = self._pairs[number]
         measurement = BlockMeasurement(self._models, pair, self._tolerance)
         block = measurement.measure(self._signatures, number)
@@ -114,11 +114,11 @@ class BlockComparer:
         return replace(block, mismatches=(*causes, *block.mismatches))
 
     def _neighbors(self, number: int) -> list[AttentionPlan]:
-        """Return the reference's other blocks, whose weights the candidate's block may hold."""
+        """Return the plans of the reference's blocks except one."""
         return [plan for place, (plan, _) in enumerate(self._sources) if place != number]
 
     def _unexplained_circuits(self, number: int, source: int | None) -> tuple[str, ...]:
-        """Return the circuits of a block that are not those of the layer that it holds."""
+        """Return the circuits of a block that its source layer does not explain."""
         if source is None:
             return CIRCUITS
         least = _least_alike(self._blocks[number])
@@ -129,9 +129,9 @@ class BlockComparer:
         )
 
     def _source_of(self, number: int) -> int | None:
-        """Return the number of the reference's other block whose scores the candidate's block has.
+        """Return the number of the reference's other block with the scores of a block.
 
-        None if the block has the scores of no other block.
+        None if no other block has these scores.
         """
         block = self._blocks[number]
         if SCORES not in block.unequal:
@@ -164,7 +164,7 @@ class BlockComparer:
         return Mismatch(Kind.LAYER, reason, steps, facts={"other_layer": source_layer})
 
     def _is_held_by_others(self, source: int, number: int) -> bool:
-        """Return whether another block of the candidate has the weights of a source, too."""
+        """Return whether another block of the candidate also has the weights of a source."""
         is_paired = source < len(self._pairs)
         if is_paired and not self._blocks[source].unequal:
             return True
@@ -178,10 +178,10 @@ class BlockComparer:
 
 
 def _order_of_guess(pair: PlanPair, block: BlockComparison, causes: Sequence[Mismatch]) -> str:
-    """Return why two blocks are not decided, if only a guessed order within a fused weight differs.
+    """Return the reason why two blocks are undecided if a guessed order in a fused weight differs.
 
-    A guess assumes that a fused weight holds queries, keys and values in this order. If another
-    order makes the blocks the same, the order is no mistake.
+    A guessed family assumes that a fused weight contains queries, keys and values in this order. If
+    another order makes the blocks equal, the guess may be wrong, and the candidate right.
     """
     is_guess = any(plan.rule.guess for plan in pair)
     are_orders = all(cause.verdict is Kind.FUSED and cause.steps for cause in causes)
@@ -195,7 +195,7 @@ def _order_of_guess(pair: PlanPair, block: BlockComparison, causes: Sequence[Mis
 
 
 def _without_distances(block: BlockComparison) -> BlockComparison:
-    """Return a block whose heads are the same in another order, which is a freedom."""
+    """Return a block as equal: its heads differ only in their order, which is ignored."""
     return replace(
         block,
         unequal=(),

@@ -1,8 +1,9 @@
-"""Settings of two blocks that differ, and the lines of a configuration that set them right.
+"""Settings of two blocks that differ, and the lines of a configuration that restore them.
 
-These are settings that plans read: of the form (numbers of heads, scale, norms), and of the terms
-of the score besides the form (mask, window, caps, positions added to the score). Settings of rotary
-positions have a file of their own, and so have settings that no plan reads.
+Plans read these settings: settings of the form (numbers of heads, scale, norms), and of the terms
+of the score besides the form (mask, window, caps, positions added to the score). Rotary positions
+are in `wqk.sameness.rotary_settings`, settings that no plan reads in
+`wqk.sameness.further_settings`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ OF_NORMS = ("norm of queries", "norm of keys", "query and key norms")
 
 
 def other_settings(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch]:
-    """Yield settings that differ, besides those of the form and its rotation.
+    """Yield the settings that differ, besides settings of the form and its rotation.
 
-    Terms of a guessed family are not known, and are not compared.
+    Terms of a guessed family are unknown, and are not compared.
     """
     if not any(plan.rule.guess for plan in pair):
         yield from _differing_terms(models, pair)
@@ -68,7 +69,7 @@ def _differing_terms(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismat
 
 
 def _term(name: str, plan: AttentionPlan) -> Any:
-    """Return one of the terms of a plan."""
+    """Return the term of a plan with a name."""
     return _terms(plan)[name]
 
 
@@ -101,7 +102,7 @@ def _norm_and_place(plan: AttentionPlan, norm: Norm | None) -> str | None:
 
 
 def _epsilons(*norms: Norm | None) -> str | None:
-    """Describe what norms add to a mean square or to a variance; None if one is not known."""
+    """Describe the epsilons that norms add to a mean square or variance; None if any is unknown."""
     texts = []
     for norm in norms:
         if norm is None or not norm.epsilon:
@@ -115,7 +116,7 @@ def _epsilons(*norms: Norm | None) -> str | None:
 
 
 def _form(plan: AttentionPlan) -> object:
-    """Return everything that settings determine of a form: factors, heads, norms, rotations."""
+    """Return all parts of a form that settings determine: factors, heads, norms, rotations."""
     sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
     norms = []
     for side in sides:
@@ -150,9 +151,9 @@ def _place_of_norm(name: str) -> tuple[str, bool]:
 
 
 def form_restored(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | None:
-    """Return the settings after which the candidate's form is planned as the reference's.
+    """Return the settings that make the plan of the candidate's form equal to the reference's.
 
-    None if the forms are planned the same way, or if no settings suffice.
+    None if the plans are equal, or if no settings suffice.
     """
     reference, candidate = pair
     if _form(reference) == _form(candidate):
@@ -174,11 +175,11 @@ def form_restored(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | Non
 
 
 def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterator[Mismatch]:
-    """Yield numbers of heads, and their width, that only one of two configurations contains.
+    """Yield numbers of heads, and head widths, that only one configuration contains.
 
-    The shapes of the weights still determine these numbers here; other programs may use a default.
-    A number that every program takes where it is absent is no difference. A file without any
-    configuration lacks no setting.
+    In this package, the shapes of the weights determine these numbers; other programs may use a
+    default. If every program uses the right default, the absent number is no difference. A file
+    without any configuration lacks no setting.
     """
     reference, candidate = pair
     if reference.family != candidate.family or any(plan.rule.guess for plan in pair):
@@ -215,16 +216,16 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> It
 
 
 def _shared_width(config: Config, heads: int) -> int | None:
-    """Return the width of heads that share the model's width; None if it does not divide."""
+    """Return the model's width divided by the number of heads; None if it does not divide."""
     width = config.get("hidden_size")
     return width // heads if isinstance(width, int) and width % heads == 0 else None
 
 
 def _first_set(config: Config, spellings: Sequence[str]) -> str | None:
-    """Return the first of several spellings of a setting that a configuration contains."""
+    """Return the first spelling of a setting that a configuration contains."""
     return next((name for name in spellings if config.get(name) is not None), None)
 
 
 def is_configured(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration contains more than a type, which tensors may show, too."""
+    """Return whether a configuration contains more than a type; tensors alone may show a type."""
     return any(value is not None for key, value in config.items() if key != "model_type")

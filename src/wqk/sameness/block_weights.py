@@ -1,7 +1,7 @@
-"""The weights of a candidate's block, expected and actual, and the steps that undo findings.
+"""The weights of a candidate's block, expected and actual, and steps that undo findings.
 
 Each stored tensor (`wqk.sameness.stored_block`) becomes a `WeightPair` in the orientation of
-``nn.Linear``. Finders look at the pairs. The edits that they find are turned back to the stored
+``nn.Linear``. Finders look at the pairs. The edits of findings are converted to the stored
 orientation, and become steps of a repair.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
@@ -43,14 +43,14 @@ from wqk.sameness.weight_pairs import (
 
 
 class _Share(NamedTuple):
-    """The rows of a fused weight that belong to one side, or to none.
+    """The rows of a fused weight that belong to one side, or to no side.
 
     Attributes
     ----------
     side
         The side; ``rest`` for rows of no side, such as gates.
     heads
-        Number of heads that the rows make; 0 if they make none.
+        Number of heads in the rows; 0 if the rows are not heads.
     rows
         Numbers of the rows in the fused weight.
     """
@@ -66,13 +66,13 @@ class BlockWeights:
     Attributes
     ----------
     pairs
-        Each weight and each vector, in the orientation of ``nn.Linear``.
+        All weights and vectors, in the orientation of ``nn.Linear``.
     tensors
         The same tensors as they are stored, by the candidate's names.
     plan
         The candidate's plan, with the biases that only the reference has.
     added
-        These biases, as zeros.
+        The biases that only the reference has, as zeros.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], plans: PlanPair) -> None:
@@ -87,7 +87,7 @@ class BlockWeights:
         self._fill_pairs()
 
     def clear(self) -> None:
-        """Release the pairs, each of which refers to all pairs and therefore to all weights."""
+        """Release all pairs; a pair refers to all pairs of the block, and thus to all weights."""
         self.pairs.clear()
         self.tensors.clear()
         self._factors.clear()
@@ -99,7 +99,7 @@ class BlockWeights:
         return {name: tensor.actual for name, tensor in self.tensors.items()}
 
     def expected_arrays(self) -> dict[str, np.ndarray]:
-        """Return the same tensors as they should be."""
+        """Return the expected tensors of the candidate, in the stored layout, by name."""
         return {name: tensor.expected for name, tensor in self.tensors.items()}
 
     def adapter(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -162,14 +162,14 @@ class BlockWeights:
         )
 
     def _only_piece(self, name: str, tensor: ExpectedTensor) -> Projection | None:
-        """Return the projection that a tensor stores; None for norms, and for fused weights."""
+        """Return the only projection in a tensor; None for norms and for fused weights."""
         if len(tensor.sides) != 1:
             return None
         (side,) = tensor.sides
         return _piece(side, side.tensor if tensor.roles[0].is_bias else name)
 
     def _sizes(self, piece: Projection | None) -> Sizes:
-        """Return the numbers of the block; the head width is that of a tensor's only projection."""
+        """Return the numbers of the block; the head width comes from a tensor's only projection."""
         query, key = self.plan.query, self.plan.key
         rotary = self.plan.rotary or self.plan.axial
         width = query.head_width if piece is None else piece.head_width
@@ -179,9 +179,9 @@ class BlockWeights:
         return Sizes(query.heads, key.heads, width, rotated, rotary.order)
 
     def _parts(self, pair: WeightPair) -> Iterator[WeightPair]:
-        """Yield the rows of each side of a fused weight, and the rows of none, such as gates.
+        """Yield the rows of each side of a fused weight, and the rows of no side, such as gates.
 
-        Nothing is yielded unless the rows of all sides are known.
+        If the rows of a side are unknown, nothing is yielded.
         """
         for share in self._shares(pair):
             rows = share.rows
@@ -205,7 +205,7 @@ class BlockWeights:
             )
 
     def _shares(self, pair: WeightPair) -> list[_Share]:
-        """Return the rows of each side of a fused weight; none if a side has no known rows."""
+        """Return the rows of each side of a fused weight; none if any rows are unknown."""
         tensor = self.tensors[pair.name]
         is_free = np.ones(len(pair.actual), bool)
         shares: list[_Share] = []
@@ -226,7 +226,7 @@ class BlockWeights:
     def _adapter(self, name: str, source: str) -> AdapterEffect | None:
         """Return the effect of an adapter of one of the models on a tensor.
 
-        ``name`` is the candidate's name of the tensor, ``source`` the reference's. The factors of
+        ``name`` is the name in the candidate, ``source`` the name in the reference. The factors of
         the adapter are kept for printed code.
         """
         if not self._stored.has_same_layout:
@@ -253,7 +253,7 @@ class BlockWeights:
         return None
 
     def _layout(self, name: str) -> Layout:
-        """Return the layout of a tensor: its shape, and the way to a matrix as in ``nn.Linear``."""
+        """Return the layout of a tensor: its shape, and the conversion to a matrix."""
         tensor = self.tensors[name]
         shape = tensor.actual.shape
         if tensor.roles[0].is_bias or not tensor.sides or len(shape) < 2:
@@ -264,7 +264,7 @@ class BlockWeights:
         return Layout(shape, projection.transposed, tensor.roles[0].side == "output")
 
     def _as_matrix(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Return a tensor as ``nn.Linear`` stores it, (n, D); vectors as they are."""
+        """Return a tensor as ``nn.Linear`` stores it, (n, D); a vector is unchanged."""
         if self.tensors[name].roles[0].is_bias:
             return value.reshape(-1)
         return self._layout(name).as_matrix(value)
@@ -272,7 +272,7 @@ class BlockWeights:
     # -- steps -----------------------------------------------------------------------------
 
     def mismatch(self, finding: WeightFinding) -> Mismatch:
-        """Return a finding as a cause, with the steps on tensors as they are stored."""
+        """Return a finding as a cause, with steps that edit the stored tensors."""
         pair = finding.pair
         roles = {pair.name: str(pair.role) for pair in pair.block if pair.name in finding.tensors}
         facts: dict[str, Any] = {"tensor": pair.name, "tensors": roles, **finding.facts}
@@ -288,7 +288,7 @@ class BlockWeights:
         )
 
     def steps(self, finding: WeightFinding) -> tuple[Step, ...]:
-        """Return the steps that undo a finding, on tensors as they are stored."""
+        """Return the steps that undo a finding, as edits of the stored tensors."""
         steps: list[Step] = []
         if finding.swapped:
             steps.append(Exchange(tuple(finding.swapped), tuple(finding.swapped.values())))
@@ -298,10 +298,10 @@ class BlockWeights:
         return tuple(steps)
 
     def side_steps(self, side: str, edit: Edit) -> tuple[Step, ...]:
-        """Return the steps of an edit of the rows of a side, and of the bias of these rows.
+        """Return the steps that edit the rows of a side and the bias of these rows.
 
-        None are returned for a weight that is a product, or whose rows do not lie at equal
-        distances in a fused weight.
+        The result is empty if the weight is a product, or if its rows do not lie at equal distances
+        in a fused weight.
         """
         planned: Side = getattr(self.plan, side)
         projection = planned.projection
@@ -326,7 +326,7 @@ class BlockWeights:
     def other_place(
         self, pair: WeightPair, neighbors: Sequence[AttentionPlan]
     ) -> OtherPlace | None:
-        """Find the other block of the reference that contains a tensor of the candidate.
+        """Find the block of the reference that contains a candidate's tensor from another block.
 
         ``neighbors`` are the plans of the reference's other blocks.
         """
@@ -363,7 +363,7 @@ class BlockWeights:
         return None
 
     def _holds(self, name: str, source: str) -> bool:
-        """Return whether a tensor of the candidate equals one of the reference's tensors."""
+        """Return whether a tensor of the candidate equals a tensor of the reference."""
         actual = self.tensors[name].actual
         info = self._checkpoints[0].tensors().get(source)
         if info is None or info.shape != actual.shape:
@@ -374,7 +374,7 @@ class BlockWeights:
         )
 
     def _holds_converted(self, pair: WeightPair, source: str, neighbor: AttentionPlan) -> bool:
-        """Return whether a weight is another block's, in the candidate's layout and rounding.
+        """Return whether a weight equals another block's weight in the candidate's layout and type.
 
         ``source`` is the reference's tensor in that block. The block is read only if the first
         rows are nearly parallel: the first row of a head has the same place in all rotary orders.
@@ -392,7 +392,7 @@ class BlockWeights:
         return is_held
 
     def find_folded_orders(self) -> list[WeightFinding]:
-        """Find orders of rows that show once the norms before the weights are folded in."""
+        """Find orders of rows that appear once the norms before the weights are folded in."""
         pairs = []
         for pair in self.pairs:
             gain = pair.gain
@@ -405,7 +405,7 @@ class BlockWeights:
 
 
 def _piece(side: Side, name: str) -> Projection | None:
-    """Return the part of a side that a tensor contains: of a product, one of the two factors."""
+    """Return the part of a side in a tensor; of a product, one of the two factors."""
     projection = side.projection
     factors = [projection]
     if isinstance(projection, Composed):

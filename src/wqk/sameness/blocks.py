@@ -1,11 +1,11 @@
-"""Exact distances of the scores of two blocks, from the blocks' weights.
+"""Exact distances of the scores of two blocks, computed from the weights.
 
 The forms M(N) = scale · A R(−N) Bᵀ of every head are compared on normalized inputs, with biases, at
 a few relative distances N. Changes that leave attention unchanged leave these forms unchanged:
 rotations within a head, a factor moved from queries to keys, norms or the scale folded into
 weights. Distances are computed from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b), head
-by head in float64: no more than one head is ever wider than stored. Norms and biases are folded in
-head by head, too.
+by head in float64: at most one head at a time is in memory as float64. Norms and biases are folded
+in head by head, too.
 
 Axes: H query heads, G key heads, D model width and 1 for the biases (2 if queries or keys are
 normalized with a bias), R head width.
@@ -36,12 +36,12 @@ MANY = 1 << 20
 
 
 class InputNorm(NamedTuple):
-    """The norm before a projection, which is folded into the projection's rows.
+    """The norm before a projection; the norm is folded into the rows of the projection.
 
     Attributes
     ----------
     gain, shift
-        The vectors (D,) by which the norm multiplies, and which it adds; None without a shift.
+        The vectors (D,) that the norm multiplies by and adds; None without a shift.
     kind
         ``rms`` or ``layer``.
     """
@@ -72,11 +72,11 @@ class Rows:
 
     @property
     def columns(self) -> int:
-        """Number of columns of a head: inputs, the bias, and the bias of the norm after it."""
+        """Number of columns of a head: inputs, bias, and the bias of the norm after it."""
         return int(self.weight.shape[2]) + 1 + (self.score_norm_bias is not None)
 
     def of(self, head: int) -> Float[np.ndarray, "width d"]:
-        """Return one head in float64, with the biases in its last columns, (R, D + 1 or D + 2)."""
+        """Return one head in float64, with its biases in the last columns, (R, D + 1 or D + 2)."""
         weight = self.weight[head : head + 1]
         bias = None if self.bias is None else self.bias[head : head + 1]
         if self.norm is not None:
@@ -94,9 +94,9 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """Everything that the scores of a block consist of.
+    """All numbers that determine the scores of a block.
 
-    Query head h meets key head h // (H/G).
+    Query head h uses key head h // (H/G).
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Scoring:
 
     @property
     def own_match(self) -> HeadMatch:
-        """The query heads of the block in order, and the key head of each."""
+        """The query heads of the block in order, with their key heads."""
         heads, groups = len(self.query.weight), len(self.key.weight)
         return HeadMatch(np.arange(heads), np.arange(heads) // (heads // groups))
 
@@ -153,7 +153,7 @@ class Scoring:
 
 
 class HeadMatch(NamedTuple):
-    """The query head and the key head of a block that correspond to each head, (H,)."""
+    """The query heads and key heads of a block that correspond to another block's heads, (H,)."""
 
     query_heads: np.ndarray
     key_heads: np.ndarray
@@ -162,10 +162,10 @@ class HeadMatch(NamedTuple):
 def positions(
     reference: Scoring | AttentionPlan, candidate: Scoring | AttentionPlan
 ) -> tuple[int, ...]:
-    """Return the distances at which two circuits are compared; 0 alone without rotary positions.
+    """Return the distances at which two circuits are compared; only 0 without rotary positions.
 
-    If a model has fewer positions than the largest of the `DISTANCES`, the distance of the last
-    position to the first takes its place: pairs of tokens at larger distances do not exist.
+    If a model has fewer positions than the largest of the `DISTANCES`, the largest distance is that
+    between its first and last position, because larger distances do not occur.
     """
     rotations = [side.rotary for side in (reference, candidate) if side.rotary is not None]
     if not rotations:
@@ -196,12 +196,12 @@ class Distances(NamedTuple):
 
     @property
     def shares(self) -> Float[np.ndarray, "distances heads"]:
-        """Each distance divided by its tolerance, which is 0 for a pruned head."""
+        """Distances divided by their tolerances; the tolerance of a pruned head is 0."""
         return self.relative / (self.tolerance + TINY)
 
     @property
     def allowed(self) -> float:
-        """Tolerance of the largest distance, or of the distance that exceeds it by most."""
+        """Tolerance of the largest distance; if any exceeds its tolerance, of the worst one."""
         ranked = self.relative if self.agree else self.shares
         return float(self.tolerance.flat[ranked.argmax()])
 
@@ -212,9 +212,9 @@ class ProductsOfPair(NamedTuple):
     Attributes
     ----------
     reference, candidate
-        Of each block's forms with themselves.
+        Inner products of the forms of a block with themselves.
     across
-        Of the reference's forms with the candidate's.
+        Inner products of the reference's forms with the candidate's forms.
     """
 
     reference: InnerProducts
@@ -230,7 +230,7 @@ def distances(
 ) -> Distances:
     """Relative distances of two blocks, head by head, at each of their `positions`.
 
-    ``tolerance`` is a relative distance that is accepted in any case.
+    ``tolerance`` is a relative distance that is always accepted.
     """
     compared_at = positions(reference, candidate)
     unscaled = _distances(reference, candidate, products, 1.0, compared_at)
@@ -243,10 +243,10 @@ def fit_factors(
     products: ProductsOfPair,
     compared_at: Sequence[int],
 ) -> tuple[np.ndarray, Distances]:
-    """Return the factor of each head that brings the candidate closest, and what then remains.
+    """Return the factors of heads that bring the candidate closest, and the remaining distances.
 
     The factors are fitted at distance 0. A factor is 1 if rounding explains the difference from 1.
-    Any factor fits a pruned head, which therefore has the median of the remaining factors.
+    Any factor fits a pruned head; its factor is the median of the factors of the remaining heads.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ def _distances(
     factors: np.ndarray | float,
     compared_at: Sequence[int],
 ) -> Distances:
-    """Distances of the reference's heads to the candidate's heads times these factors."""
+    """Distances between the reference's heads and the candidate's heads times factors."""
     reference_squares = []
     squares = []
     for position in compared_at:
@@ -304,7 +304,7 @@ def _distances(
 
 
 def same_rotation(reference: Rotary | None, candidate: Rotary | None) -> bool:
-    """Return whether two rotations are the same."""
+    """Return whether two rotations are equal."""
     if reference is None or candidate is None:
         return reference is candidate
     return (
@@ -315,7 +315,7 @@ def same_rotation(reference: Rotary | None, candidate: Rotary | None) -> bool:
 
 
 def as_exact_as(reference: Rotary | None, candidate: Rotary | None) -> Rotary | None:
-    """Return the candidate's rotation, or the reference's if rounding to float32 explains the rest.
+    """Return the candidate's rotation, or the reference's if equal up to rounding to float32.
 
     GGUF files store factors of the frequencies, and compute frequencies, in float32.
     """
@@ -369,9 +369,9 @@ class InnerProducts(NamedTuple):
 
 
 def inner_products(reference: Scoring, candidate: Scoring, match: HeadMatch) -> ProductsOfPair:
-    """Return the inner products of the reference with the candidate's heads of a match.
+    """Return the inner products of the reference's heads with matching heads of the candidate.
 
-    Each head is read once.
+    Every head is read once.
     """
     key_pairs = [
         *zip(reference.own_match.key_heads.tolist(), match.key_heads.tolist(), strict=True)

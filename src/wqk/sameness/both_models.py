@@ -1,4 +1,4 @@
-"""Open the two models of a comparison; one may lend its numbers of heads to the other."""
+"""Open the two models of a comparison; one model may supply numbers of heads to the other."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ def open_both(
     openings
         The arguments of `wqk.open` for the reference and for the candidate.
     heads, key_heads
-        Numbers of heads of the model that does not contain its own; by default the other model's.
+        Numbers of heads of a model whose files lack them; by default the numbers of the other
+        model.
     base
-        Base model of the adapter among the two, in place of the one that the adapter names.
+        Base model of the model that is an adapter, instead of the base that the adapter names.
 
     Returns
     -------
     tuple
-        The models, and notes on numbers that one of them lacks.
+        The models, and notes on supplied numbers of heads.
 
     Raises
     ------
     CheckpointError, UnknownFamily
-        A model cannot be opened, also with these numbers; or there is a base, and no adapter.
+        A model cannot be opened, even with these numbers; or a base is set, and no model is an
+        adapter.
     """
     if base is not None:
         openings = _with_base(openings, base)
@@ -69,16 +71,16 @@ def open_both(
 
 
 class _SuppliedHeads(NamedTuple):
-    """Numbers of heads for a model that does not contain its own.
+    """Numbers of heads for a model whose files lack them.
 
     Attributes
     ----------
     heads
         Number of query heads.
     key_heads
-        Number of key heads; None for that of the query heads.
+        Number of key heads; None for the number of query heads.
     source
-        Where the numbers are from.
+        Origin of the numbers, in words.
     """
 
     heads: int | None
@@ -86,7 +88,7 @@ class _SuppliedHeads(NamedTuple):
     source: str
 
     def note(self, model: Model) -> str:
-        """Return the note that a model was read with these numbers."""
+        """Return a note on a model that was read with these numbers."""
         return f"{model.name} lacks its number of heads: {self.heads} query heads, {self.source}"
 
 
@@ -101,7 +103,7 @@ def _head_counts_of(model: Model) -> _SuppliedHeads:
 def _opened_with(
     counts: _SuppliedHeads, opening: dict[str, Any], errors: Sequence[Exception]
 ) -> Model:
-    """Open a model with numbers of heads; raise the first of ``errors`` if that fails, too."""
+    """Open a model with numbers of heads; raise the first of ``errors`` if this also fails."""
     numbers = {"heads_per_layer": counts.heads, "key_heads": counts.key_heads}
     model = _opened(opening | numbers, [])
     if model is None:
@@ -110,7 +112,7 @@ def _opened_with(
 
 
 def _with_base(openings: Sequence[dict[str, Any]], base: Any) -> list[dict[str, Any]]:
-    """Return the arguments of `wqk.open`, with the base model for each adapter among the two."""
+    """Return the arguments of `wqk.open`, with the base model for each adapter among the models."""
     completed = []
     for opening in openings:
         if _is_adapter(opening, base):
@@ -122,7 +124,7 @@ def _with_base(openings: Sequence[dict[str, Any]], base: Any) -> list[dict[str, 
 
 
 def _is_adapter(opening: dict[str, Any], base: Any) -> bool:
-    """Return whether a model, given by the arguments of `wqk.open`, is an adapter."""
+    """Return whether the arguments of `wqk.open` open an adapter."""
     if not isinstance(opening["ref"], str | PathLike):
         return False
     access = {name: value for name, value in opening.items() if name != "family"}
@@ -134,7 +136,7 @@ def _is_adapter(opening: dict[str, Any], base: Any) -> bool:
 
 
 def _opened(opening: dict[str, Any], errors: list[Exception]) -> Model | None:
-    """Open a model; None, and an error on the list, if that fails."""
+    """Open a model; on failure, return None and append the error to a list."""
     try:
         return open_model(**opening)
     except (CheckpointError, UnknownFamily) as error:

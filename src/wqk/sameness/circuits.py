@@ -1,8 +1,8 @@
 """The scores, the values and the scores of positions of a block, from its stored weights.
 
-The output-value form W_v W_o of each head is unchanged by an invertible map between values and
-outputs, as the scores are unchanged by a rotation of queries and keys. All these forms are compared
-by one computation.
+An invertible map between values and outputs leaves the output-value form W_v W_o of a head
+unchanged, as a rotation of queries and keys leaves the scores unchanged. One computation compares
+all these forms.
 
 Axes: H query heads, G key heads, R head width, D model width.
 """
@@ -32,9 +32,10 @@ PlanPair = tuple[AttentionPlan, AttentionPlan]
 def scorings(
     checkpoints: Sequence[Checkpoint], pair: PlanPair, circuit: str
 ) -> tuple[Scoring, Scoring] | None:
-    """Return one of the `CIRCUITS` of two blocks, in the same terms; None if a block lacks it.
+    """Return one of the `CIRCUITS` of two blocks, in equal terms; None if a block lacks one.
 
-    If one block does not have a term as a fact, it has the term of the other block.
+    If the family of a block is guessed, the block has the scale of the other block. If a rotation
+    is unknown, both rotations are left out.
     """
     is_unknown = any(plan.rotation_unknown for plan in pair)
     is_large = math.prod(checkpoints[0].info(pair[0].query.tensor).shape) > MANY
@@ -70,7 +71,7 @@ def scorings(
 
 
 def _with_equal_columns(reference: Scoring, candidate: Scoring) -> tuple[Scoring, Scoring]:
-    """Return both with a column for the bias of the norm of a side, if either has that bias."""
+    """Add a column for the norm's bias to both blocks if either block has such a bias."""
     query, candidate_query = _with_equal_shifts(reference.query, candidate.query)
     key, candidate_key = _with_equal_shifts(reference.key, candidate.key)
     return (
@@ -80,9 +81,9 @@ def _with_equal_columns(reference: Scoring, candidate: Scoring) -> tuple[Scoring
 
 
 def _with_equal_shifts(reference: Rows, candidate: Rows) -> list[Rows]:
-    """Return both with a bias of the norm after the projection, zero where it is absent.
+    """Add the bias of the norm after the projection to both blocks; zeros if absent.
 
-    Both are returned unchanged if neither has such a bias.
+    If neither block has such a bias, both are returned unchanged.
     """
     rows_of_models = [reference, candidate]
     if all(rows.score_norm_bias is None for rows in rows_of_models):
@@ -96,7 +97,7 @@ def _with_equal_shifts(reference: Rows, candidate: Rows) -> list[Rows]:
 
 
 def _folds_norms(pair: PlanPair) -> list[bool]:
-    """Return for each block whether the norm before it is folded in."""
+    """Return for each block whether the norm before the block is folded in."""
     has_norm = [bool(plan.query.input_norm or plan.key.input_norm) for plan in pair]
     # A guess may miss a norm. Where names are known, a norm that is absent was folded in.
     if any(plan.rule.guess and not plan.rule.input_norm for plan in pair):
@@ -118,7 +119,7 @@ def _counts_key_bias(pair: PlanPair) -> list[bool]:
 
 
 def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
-    """Return the two sides of a circuit; none if the plan does not contain the circuit."""
+    """Return the two sides of a circuit; empty if the plan does not contain the circuit."""
     if circuit == SCORES:
         return plan.query, plan.key
     if circuit == VALUES:
@@ -131,7 +132,7 @@ def sides_of(plan: AttentionPlan, circuit: str) -> tuple[Side, ...]:
 
 
 def form_parts(plan: AttentionPlan) -> Iterator[Part]:
-    """Yield all parts that the forms of a block consist of, with the norms before the block."""
+    """Yield all parts of tensors in the forms of a block, with the norms before the block."""
     for circuit in CIRCUITS:
         yield from circuit_parts(plan, circuit)
     if plan.sinks is not None:
@@ -139,7 +140,7 @@ def form_parts(plan: AttentionPlan) -> Iterator[Part]:
 
 
 def circuit_parts(plan: AttentionPlan, circuit: str) -> Iterator[Part]:
-    """Yield all parts that the forms of one circuit consist of, with the norms before the block."""
+    """Yield all parts of tensors in the forms of one circuit, with the norms before the block."""
     for side in sides_of(plan, circuit):
         if side is plan.output:
             yield from side.projection.roles.values()
@@ -189,23 +190,23 @@ def _scoring(block: Block, folds_norm: bool, counts_key_bias: bool, circuit: str
 def _rows_and_rounding(
     block: Block, side: Side, *, folds_norm: bool, has_bias: bool
 ) -> tuple[Rows, float]:
-    """Read the rows of a side, and how exactly they are stored.
+    """Read the rows of a side, and the relative rounding of their stored types.
 
     Parameters
     ----------
     block, side
-        The block, and its side that is read.
+        The block, and the side to read.
     folds_norm
         Whether the norm before the projection belongs to the rows.
     has_bias
-        Whether the biases of the projection and of the norms count. Biases of keys add the same
-        number to all scores of a query, which the softmax ignores.
+        Whether the biases of the projection and of the norms count. A bias of keys adds one number
+        to all scores of a query, and the softmax ignores such a number.
 
     Returns
     -------
     tuple of Rows and float
-        The rows, and half the relative distance of neighboring numbers of the stored types, larger
-        where the rows are products of several stored tensors.
+        The rows, and half the relative distance of neighboring numbers of the stored types. The
+        distance is larger if the rows are products of several stored tensors.
     """
     parts = list(side.parts)
     stored: dict[Part, Any] = {}
@@ -230,10 +231,9 @@ def _rows_and_rounding(
 
 
 def _rounded_factors(side: Side, factor: Factor, folds_norm: bool) -> float:
-    """Count the factors of a side, each rounded when it was stored.
+    """Count the stored factors of a side, because storing rounds each factor.
 
-    A temperature is stored as its logarithm; the rounding of the logarithm is that of the whole
-    head.
+    A temperature is stored as its logarithm; the rounding of the logarithm affects the whole head.
     """
     count = 1.0
     if isinstance(side.projection, Composed):
@@ -248,10 +248,11 @@ def _rounded_factors(side: Side, factor: Factor, folds_norm: bool) -> float:
 
 
 def _score_norm_bias(factor: Factor) -> np.ndarray | None:
-    """Return the bias of the norm after a projection, (heads, R); None without one.
+    """Return the bias of the norm after a projection, (heads, R); None without such a bias.
 
-    Vectors are divided by their size before the bias is added. Therefore the bias is multiplied by
-    the root mean square of the rows' norms, which is their size for inputs of independent entries.
+    The norm divides vectors by their size before the bias is added. Therefore the bias is
+    multiplied by the root mean square of the rows' norms: the size of the vectors for inputs with
+    independent entries.
     """
     if factor.shift is None or not factor.shift.any():
         return None

@@ -1,4 +1,4 @@
-"""Notes of a comparison, and the settings that differ besides those of blocks."""
+"""Notes on a comparison, and settings that differ, besides settings of blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def notes_on(
 ) -> Iterator[str]:
     """Yield notes on parts that were not compared, and on numbers that were rounded.
 
-    ``notes_on_heads`` are those of the comparison of blocks.
+    ``notes_on_heads`` are the notes of the comparison of blocks.
     """
     yield from _unknown_parts(alignment.pairs)
     for model, plan in zip(models, alignment.anchor, strict=True):
@@ -45,7 +45,7 @@ def notes_on(
 
 
 def _unknown_parts(pairs: Sequence[PlanPair]) -> Iterator[str]:
-    """Yield a note on the parts of attention that a guess, or a family, does not know."""
+    """Yield a note on the parts of attention that a guess or a family does not define."""
     if is_guessed(pairs):
         yield (
             "not compared, because a family was guessed from tensor names and does not know them: "
@@ -57,7 +57,7 @@ def _unknown_parts(pairs: Sequence[PlanPair]) -> Iterator[str]:
 
 
 def _narrower_type(checkpoint: Checkpoint, plan: AttentionPlan) -> str | None:
-    """Return a note on the type that the query weight was rounded to, if it is narrower."""
+    """Return a note on the type that the query weight was rounded to, if narrower than stored."""
     part = plan.query.projection.roles[""]
     stored = checkpoint.info(part.name).dtype
     if stored not in NARROWER:
@@ -70,14 +70,14 @@ def _narrower_type(checkpoint: Checkpoint, plan: AttentionPlan) -> str | None:
 
 
 class DifferingSettings(NamedTuple):
-    """Settings that differ, besides those of blocks.
+    """Settings that differ, besides settings of blocks.
 
     Attributes
     ----------
     compared
-        The settings that count, as causes.
+        Settings that count as differences, as causes.
     not_compared
-        The keys of the other settings.
+        Keys of the remaining settings.
     """
 
     compared: tuple[Mismatch, ...]
@@ -85,7 +85,7 @@ class DifferingSettings(NamedTuple):
 
 
 def settings_that_differ(models: Sequence[Model], everything: bool) -> DifferingSettings:
-    """Return the settings that differ besides those of blocks.
+    """Return the settings that differ, besides settings of blocks.
 
     Without ``everything``, only settings of attention are compared. A setting that only one of two
     configurations contains is not compared.
@@ -106,7 +106,7 @@ def settings_that_differ(models: Sequence[Model], everything: bool) -> Differing
 
 
 def formats_of_one_model(pairs: Sequence[PlanPair]) -> tuple[str, ...]:
-    """Return the formats with few bits that only one of the two models has for forms."""
+    """Return the formats with few bits that only one model uses for forms."""
     reference_formats: set[str] = set()
     candidate_formats: set[str] = set()
     for reference, candidate in pairs:

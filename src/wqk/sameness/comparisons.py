@@ -1,7 +1,7 @@
 """Records of a comparison: blocks, causes and tensors, with the verdict on two models.
 
-Records contain no sentences but the reasons of causes. `wqk.sameness.sentences` puts the records
-into words.
+Records contain no sentences, except for the reasons of causes. `wqk.sameness.sentences` describes
+the records in sentences.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TITLES_OF_ROLES = {
 
 
 class EqualCount(NamedTuple):
-    """Number of equal parts, and of all parts that were compared."""
+    """Number of equal parts, and number of compared parts."""
 
     same: int
     compared: int
@@ -69,28 +69,28 @@ class BlockComparison:
     Attributes
     ----------
     stack, kind, layer
-        Address of the block in the reference.
+        Place of the block in the reference.
     distance
         By distance N between tokens, the largest ‖M_r(N) − M_c(N)‖ / ‖M_r(N)‖ of all heads.
     head
         The head with the largest distance.
     tolerance
-        The distance of this head that rounding explains, or that was accepted.
+        The distance that rounding explains for this head, or the accepted distance.
     mismatches
         Causes of the difference; empty for equal blocks.
     heads
-        The largest distance of each head; 0 where rounding explains the distance.
+        The largest distance of each head; 0 if rounding explains the distance.
     beside
         The largest distance by circuit, for circuits besides the scores, such as values. Circuits
-        that a family does not name are left out.
+        that a family does not define are left out.
     unequal
         The circuits that differ by more than is allowed.
     identical
         True if all stored bytes of the block are equal.
     moved
-        The largest distance of the scores of each head, also where rounding explains the distance.
+        The largest distance of the scores of each head, including distances that rounding explains.
     undecided
-        The reason why scores cannot be compared; empty if they can.
+        The reason why scores cannot be compared; empty if scores were compared.
     """
 
     stack: str
@@ -109,7 +109,7 @@ class BlockComparison:
 
     @property
     def place(self) -> Place:
-        """Address of the block in the reference."""
+        """Place of the block in the reference."""
         return Place(self.stack, self.kind, self.layer)
 
     @property
@@ -121,7 +121,7 @@ class BlockComparison:
 
     @property
     def same(self) -> bool | None:
-        """True if both blocks attend in the same way; None if that is not decided."""
+        """True if both blocks attend in the same way; None if undecided."""
         return self.verdict.same
 
     @property
@@ -131,7 +131,7 @@ class BlockComparison:
 
     @property
     def wrong(self) -> set[str]:
-        """The circuits that differ, in their weights or next to their weights."""
+        """The circuits that differ, in their weights or in other parts of the block."""
         circuits = set(self.unequal)
         for mismatch in self.mismatches:
             if mismatch.verdict in NEXT_TO_WEIGHTS or "circuit" in mismatch.facts:
@@ -145,7 +145,7 @@ class BlockComparison:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps that make the block like the reference's, as far as they are known."""
+        """The known steps that make the block equal to the reference's block."""
         return merged_steps(step for mismatch in self.mismatches for step in mismatch.steps)
 
     @property
@@ -154,7 +154,7 @@ class BlockComparison:
         return program(self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         values["mismatches"] = [mismatch.to_dict() for mismatch in self.mismatches]
         values["same"] = self.same
@@ -162,12 +162,12 @@ class BlockComparison:
 
 
 class RepairCode(str):
-    """Code of a repair. Its call, which people try with a folder, names the argument of `same`."""
+    """Code of a repair, a string; calling it raises an error that names the argument of `same`."""
 
     __slots__ = ()
 
     def __call__(self, *arguments: Any, **options: Any) -> Never:
-        """Raise `TypeError`: a string is no function."""
+        """Raise `TypeError`: a string is not a function."""
         raise TypeError(
             "repair is the code of the repair, a string; wqk.same(reference, candidate, "
             "repair=folder) writes a repaired copy"
@@ -176,9 +176,9 @@ class RepairCode(str):
 
 @dataclass(frozen=True)
 class Cause(Advising):
-    """A mismatch with all blocks, and all tensors outside of forms, that have the mismatch.
+    """A mismatch, with the blocks and the tensors outside of forms that have the mismatch.
 
-    All names of `to_dict` are attributes: also those of the mismatch and of its facts.
+    All names of `to_dict` are attributes, including the names of the mismatch and of its facts.
 
     Attributes
     ----------
@@ -207,7 +207,7 @@ class Cause(Advising):
 
     @property
     def repair(self) -> str:
-        """Code that undoes the change; empty where none is known."""
+        """Code that undoes the change; empty if unknown."""
         return RepairCode(self.mismatch.repair)
 
     @property
@@ -248,16 +248,16 @@ class Cause(Advising):
         return f"{places_in_words(self.places)}; {titles}, {where}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         blocks = [place._asdict() for place in self.places]
         return self.mismatch.to_dict() | {"blocks": blocks, "outside": self.outside}
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Everything that a comparison found, and the verdict that follows.
+    """All findings of a comparison, and the verdict that follows.
 
-    `wqk.sameness.answer.CheckpointComparison` describes the fields, and adds the output.
+    `wqk.sameness.answer.CheckpointComparison` documents the fields and adds the output.
     """
 
     reference: str
@@ -283,8 +283,8 @@ class Comparison:
     def verdict(self) -> Verdict:
         """Outcome of the comparison of both models.
 
-        The models differ if only one has some block, or if anything that was compared differs. The
-        outcome is not decided if nothing differs, but the scores of a block cannot be compared.
+        The models differ if a block is missing from one model, or if any compared part differs. If
+        no part differs, but the scores of a block cannot be compared, the outcome is undecided.
         """
         verdicts = {block.verdict for block in self.blocks}
         has_lone_blocks = bool(self.missing or self.added)
@@ -295,7 +295,7 @@ class Comparison:
 
     @property
     def same(self) -> bool | None:
-        """True if the two models are the same; None if that is not decided."""
+        """True if the two models are the same; None if undecided."""
         return self.verdict.same
 
     def __bool__(self) -> bool:
@@ -371,19 +371,19 @@ class Comparison:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """All causes, each once with the blocks that have it; the most frequent first."""
+        """All distinct causes, each with its blocks; the most frequent cause first."""
         causes = _with_merges_joined(_causes_of_blocks(self.blocks), self.tensor_causes)
         causes += [Cause(setting, ()) for setting in self.settings]
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
 
     @property
     def reason(self) -> str:
-        """All causes, each once, as text."""
+        """All distinct causes, as text."""
         return "; ".join(dict.fromkeys(str(cause.mismatch) for cause in self.causes))
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps that make the candidate like the reference, as far as they are known."""
+        """The known steps that make the candidate equal to the reference."""
         # Weights that are stored transposed were compared after they had been transposed. Their
         # step comes first, therefore.
         causes = sorted(
@@ -416,9 +416,9 @@ def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
 def _with_merges_joined(
     causes_of_blocks: Sequence[Cause], causes_of_tensors: Sequence[Cause]
 ) -> list[Cause]:
-    """Return all causes; those of one wrong merge of an adapter are joined.
+    """Return all causes; causes of one wrong merge of an adapter are joined.
 
-    The same mistake in attention and in other weights is one mistake, with one repair.
+    A mistake in attention and in other weights is one mistake with one repair.
     """
     causes = [*causes_of_blocks]
     remaining: list[Cause] = []
@@ -433,7 +433,7 @@ def _with_merges_joined(
 
 
 def _are_one_merge(mismatch: Mismatch, other: Mismatch) -> bool:
-    """Return whether both are one mistake of merging, and both or neither have a repair."""
+    """Return whether two causes are one mistake of merging; both or neither have a repair."""
     if mismatch.verdict is not Kind.ADAPTER or other.verdict is not Kind.ADAPTER:
         return False
     if "mistake" not in mismatch.facts:  # no model is an adapter: a change of low rank
@@ -455,7 +455,7 @@ def _joined_merge(cause_of_blocks: Cause, cause_of_tensors: Cause) -> Cause:
 
 
 def _joined_cause(members: Sequence[tuple[Mismatch, Place]]) -> Cause:
-    """Return one cause of several blocks, each of which is listed once."""
+    """Join the mismatches of several blocks to one cause; a block is listed once."""
     first, _ = members[0]
     reason = first.reason
     if any(mismatch.reason != reason for mismatch, _ in members):

@@ -1,9 +1,9 @@
-"""Tensors found by their contents where names differ: fused, split, transposed or renamed.
+"""Search for tensors by contents if names differ: fused, split, transposed or renamed tensors.
 
-Each row of a tensor has a *key*, a hash of its numbers rounded to the coarsest type of all tensors.
-Equal rows have equal keys, whatever the names, the types and the layout of their tensors. A tensor
-is searched for by the keys of its rows, then by the keys of its columns. The memory needed is that
-of a few million numbers and of a key for each row.
+The *key* of a row is a hash of its numbers, rounded to the coarsest type of all tensors. Equal rows
+have equal keys, independent of names, types and layouts of tensors. A tensor is searched for by the
+keys of its rows, then by the keys of its columns. The search needs memory for a few million numbers
+and for one key for each row.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LayerPrefixes = tuple[str, str]
 
 
 class Locations(NamedTuple):
-    """Locations of tensors in the other checkpoint, as far as they are found.
+    """Locations of the tensors of each checkpoint in the other checkpoint, if found.
 
     Attributes
     ----------
     reference, candidate
-        For tensors of this checkpoint, by name: a phrase on the tensors of the other one, such as
-        ``in layers.0.qkv.weight`` or ``transposed, in lm_head.weight``.
+        For tensors of this checkpoint, by name: a phrase about tensors of the other checkpoint,
+        such as ``in layers.0.qkv.weight`` or ``transposed, in lm_head.weight``.
     """
 
     reference: dict[str, str]
@@ -39,7 +39,7 @@ class Locations(NamedTuple):
 
 
 def _scrambled(numbers: np.ndarray) -> np.ndarray:
-    """Map whole numbers to pseudorandom ones, uint64 (the finalizer of SplitMix64)."""
+    """Map whole numbers to pseudorandom numbers, uint64 (the finalizer of SplitMix64)."""
     mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -74,7 +74,7 @@ def _pieces_of_codes(checkpoint: Checkpoint, name: str, number_type: str) -> Ite
 def _row_keys(checkpoint: Checkpoint, name: str, number_type: str) -> np.ndarray:
     """Return a key for each row of a tensor, (rows,), uint64.
 
-    A key is the sum of the codes of a row, each times a number that depends on the column.
+    A key is the sum of the codes of a row, multiplied by numbers that depend on the column.
     """
     keys = []
     for codes in _pieces_of_codes(checkpoint, name, number_type):
@@ -95,14 +95,14 @@ def _column_keys(checkpoint: Checkpoint, name: str, number_type: str) -> np.ndar
 
 
 class _Orientation(NamedTuple):
-    """Rows or columns of the candidate's tensors, which are searched among the reference's rows.
+    """Rows or columns of the candidate's tensors, to search among the reference's rows.
 
     Attributes
     ----------
     keys_of
-        Returns the keys, given a checkpoint, a name and a number type.
+        Function of a checkpoint, a name and a number type that returns the keys.
     is_transposed
-        Whether these are columns, which only matrices have.
+        Whether columns are searched; only matrices have columns.
     """
 
     keys_of: Callable[[Checkpoint, str, str], np.ndarray]
@@ -110,7 +110,7 @@ class _Orientation(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the phrase on a tensor that is found."""
+        """Beginning of the phrase about a found tensor."""
         return "transposed, " if self.is_transposed else ""
 
 
@@ -125,17 +125,17 @@ def find_by_content(
     reference_names: Sequence[str],
     candidate_names: Sequence[str],
 ) -> Locations:
-    """Return the locations of tensors of either checkpoint in the other.
+    """Return the locations of the tensors of each checkpoint in the other checkpoint.
 
-    A tensor is found if the other checkpoint contains all of its rows, or all of its columns, in
-    their order: alone under another name, fused with others, split, or transposed.
+    A tensor is found if the other checkpoint contains all its rows, or all its columns, in the same
+    order: renamed, fused with other tensors, split, or transposed.
 
     Parameters
     ----------
     checkpoints
         The reference and the candidate.
     reference_names, candidate_names
-        The tensors that are searched for in each other.
+        The tensors to search for in the other checkpoint.
     """
     reference, candidate = checkpoints
     reference_infos = _infos_with_keys(reference, reference_names)
@@ -166,7 +166,7 @@ def find_by_content(
 def _locate(
     name: str, keys: np.ndarray, index: _RowIndex, prefix: str, locations: Locations
 ) -> None:
-    """Add the location of a tensor of the candidate, and of the sources that are now complete.
+    """Add the location of a candidate's tensor, and of the reference's tensors now complete.
 
     Parameters
     ----------
@@ -193,17 +193,18 @@ def find_by_layer(
     names: Sequence[Collection[str]],
     layers: Sequence[LayerPrefixes],
 ) -> Locations:
-    """Return the locations of tensors of either checkpoint in the other, as `find_by_content` does.
+    """Return locations as `find_by_content` does, but search within corresponding layers.
 
     A tensor of a layer is searched for in the same layer of the other checkpoint, and among the
-    tensors of no layer: in another layer, equal numbers are a mistake.
+    tensors outside of layers. Equal numbers in another layer are a mistake of the candidate, not a
+    location.
 
     Parameters
     ----------
     names
         The names of the tensors of each checkpoint.
     layers
-        Beginnings of the names of a layer's tensors, in the reference and in the candidate.
+        Prefixes of the names of a layer's tensors, in the reference and in the candidate.
     """
     locations = Locations({}, {})
     for reference_names, candidate_names in _searches(names, layers):
@@ -219,9 +220,9 @@ def find_by_layer(
 def _searches(
     names: Sequence[Collection[str]], layers: Sequence[LayerPrefixes]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the names that are searched for in each other: layer by layer, then those of no layer.
+    """Yield the names of tensors to search together: layer by layer, then outside of layers.
 
-    Without layers, all names are searched for at once.
+    Without layers, all names form one search.
     """
     reference_outside, candidate_outside = map(list, names)
     for reference_prefix, candidate_prefix in layers:
@@ -242,7 +243,7 @@ def _split_by_prefix(names: Sequence[str], prefix: str) -> tuple[list[str], list
 
 
 def _infos_with_keys(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, TensorInfo]:
-    """Return the metadata of the tensors whose rows have keys: those of plain number types."""
+    """Return the metadata of the tensors of plain number types; only their rows have keys."""
     infos = {name: checkpoint.info(name) for name in names}
     return {name: info for name, info in infos.items() if info.dtype in (*PLAIN, "F8_E4M3")}
 
@@ -267,7 +268,7 @@ class _RowIndex:
         self._is_taken = np.zeros(len(keys), bool)
 
     def origins(self, keys: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Return the rows with these keys, by tensor, and note that they are covered.
+        """Return the rows with these keys, by tensor, and mark the rows as covered.
 
         None if a key is unknown, or if rows of a tensor are out of order.
         """
@@ -297,9 +298,9 @@ class _RowIndex:
         return bool(self._is_covered[name].all())
 
     def _choose(self, entries: np.ndarray, previous: int | None) -> int:
-        """Choose one of the entries of equal rows.
+        """Choose one of several entries with equal rows.
 
-        Preferred is the row after the ``previous`` entry's, then a row that is not yet taken.
+        The row after the row of ``previous`` is preferred, then a row that is not yet taken.
         """
         preference = (~self._is_taken[entries]).astype(int)
         if previous is not None:
@@ -342,7 +343,7 @@ def _add_parts_of_vectors(
     locations_of_whole: dict[str, str],
     locations_of_parts: dict[str, str],
 ) -> None:
-    """Add the locations of vectors of one checkpoint that consist of vectors of the other."""
+    """Add locations of vectors of one checkpoint that consist of vectors of the other."""
     for name, vector in whole.items():
         names = [part_name for part_name, part in parts.items() if _contains(vector, part)]
         length = sum(len(parts[part_name]) for part_name in names)

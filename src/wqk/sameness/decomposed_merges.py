@@ -1,7 +1,7 @@
-"""Wrong merges of an adapter of DoRA: what a weight is after each mistake.
+"""Wrong merges of a DoRA adapter: the weight that each mistake produces.
 
-The right merge is m · (W + P) / ‖W + P‖, with P = s B A and the norm over each output's inputs.
-Axes: n outputs, D inputs.
+The right merge is m · (W + P) / ‖W + P‖, with P = s B A and the norm of each row (the inputs of an
+output). Axes: n outputs, D inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wqk.sameness.tolerances import SAFETY, SAME_SHARE, UNEXPLAINED_BY_FACTORS
 
 
 def _wrong_merges(base: np.ndarray, update: DoraUpdate) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each mistake in a phrase, and the weight (n, D) that it makes."""
+    """Yield a phrase for each mistake, and the weight (n, D) that the mistake produces."""
     weight = base.astype(np.float64)
     product, magnitudes = update.product, update.magnitudes
     magnitude_by_row = magnitudes[:, None]
@@ -39,10 +39,10 @@ def _wrong_merges(base: np.ndarray, update: DoraUpdate) -> Iterator[tuple[str, n
 
 @np.errstate(divide="ignore", invalid="ignore")
 def wrong_merge(base: np.ndarray, update: DoraUpdate, actual: np.ndarray) -> str:
-    """Return the mistake that makes a weight what it is, in a phrase; nothing if none does.
+    """Return the mistake that explains a weight, in a phrase; empty if no mistake does.
 
-    A mistake must explain the weight better than the right merge does: an update of a few percent
-    has nearly the same norms as the base model's weight.
+    A mistake must explain the weight better than the right merge does, because an update of a few
+    percent hardly changes the norms of the base model's weight.
 
     Parameters
     ----------
@@ -77,10 +77,10 @@ def wrong_merge(base: np.ndarray, update: DoraUpdate, actual: np.ndarray) -> str
 
 
 def _scale_of_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -> float:
-    """Return the t of rows that are a · (W + t P), with a factor a of each row.
+    """Return t for rows that are a · (W + t P), with a factor a for each row.
 
-    Each row is fitted by least squares with a row of W and one of P; t is the ratio of the two
-    coefficients. Returned is the median over all rows; 1 if no row has a coefficient of W.
+    A row is fitted by least squares with the rows of W and of P; t is the ratio of the two
+    coefficients. The result is the median over all rows; 1 if no row has a coefficient of W.
     """
     weight, merged = base.astype(np.float64), actual.astype(np.float64)
     ww = _products_of_rows(weight, weight)
@@ -99,5 +99,5 @@ def _scale_of_merge(base: np.ndarray, product: np.ndarray, actual: np.ndarray) -
 
 
 def _products_of_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return the scalar product of each row with the other array's row, (n,)."""
+    """Return the scalar product of corresponding rows of two arrays, (n,)."""
     return np.asarray(np.einsum("nd,nd->n", first, second))

@@ -1,10 +1,10 @@
-"""Why a block differs: repairs of settings and stored weights, run, and the block compared again.
+"""Search for the cause of a different block: repairs are run, and the block is compared again.
 
-The reference's weights are written in the candidate's layout: the weights that the candidate should
-contain (`wqk.sameness.block_weights`). The finders (`wqk.sameness.finders`) propose findings. Each
-*attempt* is a list of findings, whose printed repairs are run together. Circuits that then still
-differ are explained by their forms (`wqk.sameness.form_causes`), or else by their distance. The
-explanation of the block is the best attempt.
+The reference's weights in the candidate's layout are the weights that the candidate should contain
+(`wqk.sameness.block_weights`). The finders (`wqk.sameness.finders`) propose findings. An *attempt*
+is a list of findings whose printed repairs are run together. If circuits still differ, their forms
+(`wqk.sameness.form_causes`) or their distance explain the difference. The explanation of the block
+is the best attempt.
 
 Axes: H query heads, G key heads, R head width, D model width.
 """
@@ -40,17 +40,17 @@ from wqk.sameness.weight_pairs import SCORED, WeightFinding
 
 @dataclass(frozen=True)
 class BlockExplanation:
-    """Causes that may together explain a block.
+    """Causes that together explain a block.
 
     Attributes
     ----------
     causes
-        All causes, in the order in which they are reported.
+        All causes, in the order of the report.
     unexplained, far
-        Number of causes that are a distance alone, and of those whose distance is not that of a
-        copy that was trained on.
+        Number of causes that are only a distance; number of these with a distance larger than after
+        further training of a copy.
     without_steps
-        Number of causes that forms show, and that have no repair.
+        Number of causes from forms that have no repair.
     """
 
     causes: tuple[Mismatch, ...]
@@ -60,9 +60,9 @@ class BlockExplanation:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The numbers by which explanations are compared; the lowest are the best.
+        """Numbers that rank explanations; the lowest numbers are the best.
 
-        A cause that forms show counts twice if it has no repair.
+        A cause from forms counts twice if its repair is unknown.
         """
         return self.unexplained, self.far, len(self.causes) + self.without_steps
 
@@ -75,7 +75,7 @@ def diagnose(
     circuits: Sequence[str],
     differences: Mapping[str, CircuitDifference],
 ) -> tuple[Mismatch, ...]:
-    """Return the best explanation of a block that differs: the fewest causes that suffice.
+    """Return the best explanation of a block that differs: the fewest sufficient causes.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def diagnose(
     neighbors
         The reference's other blocks, whose weights the candidate may contain.
     tolerance
-        The relative distance that is allowed besides rounding.
+        Relative distance that is accepted besides rounding.
     circuits
         The circuits to explain.
     differences
@@ -124,10 +124,10 @@ def diagnose(
 def _plans_with_settings(
     models: Sequence[Model], pair: PlanPair
 ) -> Iterator[tuple[list[Mismatch], AttentionPlan]]:
-    """Yield causes of wrong settings, and the candidate's plan with these settings set right.
+    """Yield causes of wrong settings, and the candidate's plan with the right settings.
 
-    First, the settings of the form and of rotary positions are set right; if settings of the form
-    are wrong, those of rotary positions are then set right alone.
+    The first plan has the right settings of the form and of rotary positions. If settings of the
+    form are wrong, a second plan has only the right settings of rotary positions.
     """
     form = form_restored(models, pair)
     for restored_form in (None,) if form is None else (form, None):
@@ -145,14 +145,14 @@ def _plans_with_settings(
 
 
 class _DifferingBlock:
-    """A block that differs, once some settings are right.
+    """A block that still differs after wrong settings are corrected.
 
     Parameters
     ----------
     checkpoints, pair, neighbors, tolerance, circuits, differences
-        As for `diagnose`; the candidate's plan follows from the right settings.
+        As for `diagnose`; the candidate's plan has the corrected settings.
     settings
-        The causes of the settings that were set right.
+        The causes of the corrected settings.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class _DifferingBlock:
         self._weights = BlockWeights(checkpoints, pair)
 
     def explanations(self) -> Iterator[BlockExplanation]:
-        """Yield an explanation for each attempt; end after a single cause that suffices."""
+        """Yield an explanation for each attempt; stop after a single cause that suffices."""
         for findings in _attempts(self._weights, self._neighbors, bool(self._settings)):
             causes = [self._weights.mismatch(finding) for finding in findings]
             differences = self._differences_after(causes)
@@ -199,7 +199,7 @@ class _DifferingBlock:
         self._weights.clear()
 
     def _differences_after(self, causes: Sequence[Mismatch]) -> dict[str, CircuitDifference]:
-        """Run the printed repairs of causes; return the differences of circuits that remain."""
+        """Run the printed repairs of causes; return the remaining differences of circuits."""
         plan = self._weights.plan
         changed_arrays = {**self._weights.added, **self._repaired(causes)}
         circuits: list[str] = []
@@ -217,7 +217,7 @@ class _DifferingBlock:
         return compare((reference, candidate), pair, self._tolerance, circuits)
 
     def _repaired(self, causes: Sequence[Mismatch]) -> dict[str, np.ndarray]:
-        """Run the printed repairs of causes on the block's tensors; return those that changed."""
+        """Run the printed repairs of causes on the block's tensors; return the changed tensors."""
         tensors = ProgramTensors(self._weights.actual_arrays())
         for cause in causes:
             reference = ProgramTensors(self._weights.expected_arrays())
@@ -227,9 +227,9 @@ class _DifferingBlock:
     def _needed(
         self, causes: Sequence[Mismatch], differences: Mapping[str, CircuitDifference]
     ) -> list[Mismatch]:
-        """Return the causes without which more circuits differ, or one differs by more.
+        """Return the necessary causes: without any of them, circuits differ by more.
 
-        ``differences`` are those that remain after the repairs of all causes.
+        ``differences`` are the differences that remain after the repairs of all causes.
         """
         needed = list(causes)
         for cause in causes:
@@ -239,9 +239,9 @@ class _DifferingBlock:
         return needed
 
     def _with_steps_that_suffice(self, cause: Mismatch, causes: Sequence[Mismatch]) -> Mismatch:
-        """Return a cause of forms; without its steps if its circuit still differs after them.
+        """Return a cause of forms, without steps if its circuit still differs after the steps.
 
-        ``causes`` are the causes of stored weights, whose steps are run first.
+        ``causes`` are the causes of stored weights; their steps are run first.
         """
         circuit = cause.facts.get("circuit", SCORES)
         if not cause.steps or circuit not in self._differences_after([*causes, cause]):
@@ -252,7 +252,7 @@ class _DifferingBlock:
 def _differ_more(
     differences: Mapping[str, CircuitDifference], allowed: Mapping[str, CircuitDifference]
 ) -> bool:
-    """Return whether more circuits differ than allowed, or one by more than twice as much."""
+    """Return whether further circuits differ, or a circuit differs by more than twice as much."""
     for circuit, difference in differences.items():
         if circuit not in allowed:
             return True
@@ -265,9 +265,10 @@ def _differ_more(
 def _attempts(
     block: BlockWeights, neighbors: Sequence[AttentionPlan], has_settings: bool
 ) -> Iterator[list[WeightFinding]]:
-    """Yield findings that may together make the blocks the same.
+    """Yield lists of findings that may together make the blocks equal.
 
-    These are all findings, those of weights alone, those with the norms folded in, or none.
+    An attempt consists of all findings, of the findings of weights only, of findings with folded
+    norms, or of no finding.
 
     Parameters
     ----------
@@ -276,7 +277,7 @@ def _attempts(
     neighbors
         The reference's other blocks, whose weights the block may contain.
     has_settings
-        Whether settings were set right, which may be all that differed.
+        Whether settings were corrected; the settings may be the only difference.
     """
     if has_settings:
         yield []
@@ -305,7 +306,7 @@ def _attempts(
 def _causes_of_forms(
     differences: Mapping[str, CircuitDifference], block: BlockWeights
 ) -> Iterator[Mismatch]:
-    """Yield the causes that forms show of circuits that differ, or else the distance."""
+    """Yield the causes of differing circuits from their forms, or else their distance."""
     for circuit, difference in differences.items():
         for cause in difference.causes or (_distance_alone(difference),):
             if circuit == SCORES:
@@ -318,13 +319,13 @@ def _causes_of_forms(
 
 
 def _distance_alone(difference: CircuitDifference) -> Mismatch:
-    """Return the cause of a circuit of which only the distance is known."""
+    """Return the cause of a circuit without known cause: the distance."""
     distances = difference.distances
     return mismatches.unexplained(distances.relative.max(axis=0), distances.shares.max(axis=0))
 
 
 def _tensors_of_scores(cause: Mismatch, plan: AttentionPlan) -> dict[str, str]:
-    """Return the roles of the tensors that a cause of scores concerns, by name."""
+    """Return the roles of the tensors that a cause of scores is about, by name."""
     tensors = {plan.query.tensor: "query", plan.key.tensor: "key"}
     if plan.query.bias is not None and cause.verdict is Kind.SCALED:
         tensors[plan.query.bias.name] = "bias of the query"
@@ -332,14 +333,14 @@ def _tensors_of_scores(cause: Mismatch, plan: AttentionPlan) -> dict[str, str]:
 
 
 def cause_of_circuit(circuit: str, cause: Mismatch) -> Mismatch:
-    """Return a cause of another circuit than the scores, such as values and outputs."""
+    """Return a cause as the cause of another circuit than the scores, such as values."""
     reason = f"{circuit}: {cause.reason}"
     facts = {"circuit": circuit, **cause.facts}
     return replace(cause, reason=reason, steps=(), sides=(), facts=facts)
 
 
 def _steps_of_form(cause: Mismatch, block: BlockWeights, circuit: str = SCORES) -> tuple[Step, ...]:
-    """Return the steps that undo a change that was found in the forms."""
+    """Return the steps that undo a change found in the forms."""
     query = block.plan.query
     if cause.verdict is Kind.SCALED and "factor" in cause.facts:
         factor = float(cause.facts["factor"])
@@ -359,7 +360,7 @@ def _steps_of_form(cause: Mismatch, block: BlockWeights, circuit: str = SCORES) 
 
 
 def _steps_of_heads(heads: tuple[int, ...], block: BlockWeights) -> tuple[Step, ...]:
-    """Return the steps that undo an order of heads; none if key heads are used more than once."""
+    """Return the steps that undo an order of heads; none if a key head is used more than once."""
     query, key = block.plan.query, block.plan.key
     share = query.heads // key.heads
     key_heads = tuple(head // share for head in heads[::share])
@@ -371,7 +372,7 @@ def _steps_of_heads(heads: tuple[int, ...], block: BlockWeights) -> tuple[Step, 
 
 
 def _steps_of_pairing(cause: Mismatch, block: BlockWeights) -> tuple[Step, ...]:
-    """Return the steps that undo a pairing of query head h with key head h mod G; else none."""
+    """Return the steps that undo the pairing of query head h with key head h mod G; else none."""
     query = block.plan.query
     groups: int = cause.facts["groups"]
     query_heads, key_heads = cause.facts["query_heads"], cause.facts["key_heads"]
@@ -385,7 +386,7 @@ def _steps_of_pairing(cause: Mismatch, block: BlockWeights) -> tuple[Step, ...]:
 
 
 def _averaged_heads(pair: PlanPair, checkpoints: Sequence[Checkpoint]) -> Mismatch | None:
-    """Return the cause of key and value heads that are means of several of the reference's."""
+    """Return the cause of key and value heads that are means of several heads of the reference."""
     for side in ("key", "value"):
         source, target = (_projection_of(plan, side) for plan in pair)
         if source is None or target is None:
@@ -411,7 +412,7 @@ def _averaged_heads(pair: PlanPair, checkpoints: Sequence[Checkpoint]) -> Mismat
 
 
 def _projection_of(plan: AttentionPlan, name: str) -> Projection | None:
-    """Return the projection of a side; None without one, or if the side has two."""
+    """Return the projection of a side; None if the side has none or two."""
     side = getattr(plan, name)
     projection = None if side is None else side.projection
     return projection if isinstance(projection, Projection) else None

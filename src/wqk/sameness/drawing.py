@@ -1,4 +1,4 @@
-"""Picture of a comparison: the distance of every head, with the causes next to the layers."""
+"""Picture of a comparison: the distance of every head, and the causes next to the layers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TITLE_WIDTH = 40
 
 @style()
 def plot_distances(comparison: Comparison) -> Figure:
-    """Draw every head's distance from the same head of the other model, for each attention.
+    """Draw the distance of every head from the same head of the other model, by attention.
 
-    Heads that are the same, up to rounding, are pale. A bar next to each layer has the color of
-    the layer's first cause. The causes are named below.
+    Heads that are equal up to rounding are pale. A bar next to each layer has the color of the
+    layer's first cause. The causes are named below.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def _colors(comparison: Comparison) -> dict[Kind, str]:
 
 
 def _distances(blocks: Sequence[BlockComparison]) -> pl.DataFrame:
-    """Return a table of the distance of each head; null for heads that are the same."""
+    """Return a table of the distances of heads; null for equal heads."""
     import polars as pl
 
     cells: list[tuple[int, int, float | None]] = []
@@ -87,7 +87,7 @@ def _distances(blocks: Sequence[BlockComparison]) -> pl.DataFrame:
 def _draw_causes(
     axes: Axes, blocks: Sequence[BlockComparison], color_of: Mapping[Kind, str]
 ) -> None:
-    """Draw a bar in the color of its first cause next to each layer."""
+    """Draw a bar next to each layer, in the color of the layer's first cause."""
     axes.set_facecolor(SAME_COLOR)
     left, right = axes.get_xlim()
     width = right - left
@@ -108,7 +108,7 @@ def _draw_causes(
 
 
 def _title(comparison: Comparison) -> str:
-    """Return the names of both models; without their folders, if the last parts differ."""
+    """Return the names of both models, without folders if the last parts differ."""
     reference, candidate = comparison.reference, comparison.candidate
     if last_part(reference) != last_part(candidate):
         reference, candidate = last_part(reference), last_part(candidate)

@@ -1,4 +1,4 @@
-"""An algebra of edits: changes of one stored array, which can be applied and can print themselves.
+"""Edits: changes of one stored array, which can be applied and printed as code.
 
 An edit makes the candidate's array the reference's. `Edit.apply` computes the result with NumPy.
 `Edit.code` is the same in PyTorch, as statements on a variable. `wqk.sameness.execution` runs these
@@ -24,12 +24,12 @@ DIGITS = 9
 
 
 def _printed(factor: float) -> str:
-    """Return a factor with as many digits as are printed."""
+    """Round a factor to the digits that are printed."""
     return f"{factor:.{DIGITS}g}"
 
 
 class Edit(Protocol):
-    """A change of one array, which makes the candidate's array the reference's."""
+    """A change that makes the candidate's array equal to the reference's array."""
 
     @property
     def needs_original(self) -> bool:
@@ -58,7 +58,7 @@ class Edit(Protocol):
         """
 
     def for_transposed(self) -> Edit:
-        """Return the same edit for the transposed array."""
+        """Return the edit of the transposed array with the same effect."""
 
     def on_bias(self) -> Edit | None:
         """Return the edit of the bias of the same rows; None if a bias has no such edit."""
@@ -151,7 +151,7 @@ class ScaleHeads:
 
     @property
     def _divisors(self) -> list[float]:
-        """The factors with as many digits as are printed."""
+        """The factors, rounded to the printed digits."""
         return [float(_printed(factor)) for factor in self.factors]
 
     def apply(self, array: np.ndarray, original: np.ndarray | None = None) -> np.ndarray:
@@ -232,9 +232,9 @@ class DivideByGain:
     offset
         The number that is added to the stored gain when the gain is read.
     power
-        Number of times that the gain was folded in too often; −1 for a gain that is missing.
+        Number of superfluous foldings of the gain; −1 for a missing gain.
     of_reference
-        Whether the gain is the reference's, not the candidate's.
+        Whether the gain is a tensor of the reference, not of the candidate.
     """
 
     axis: int
@@ -446,7 +446,7 @@ class Take:
 
 @dataclass(frozen=True)
 class FirstRows:
-    """The first rows alone, of a table that has more than the reference's.
+    """The first rows of a table that has more rows than the reference's table.
 
     Examples
     --------
@@ -472,7 +472,7 @@ class FirstRows:
 
 @dataclass(frozen=True)
 class Clear:
-    """Zeros, where the reference has none at all."""
+    """Zeros, for an array that the reference lacks."""
 
     needs_original = False
 
@@ -500,7 +500,7 @@ class Within:
     rows
         The rows, or columns.
     edit
-        The edit of an array that consists of these rows alone.
+        The edit of an array with only these rows.
 
     Examples
     --------
@@ -558,7 +558,7 @@ class Within:
 
 @dataclass(frozen=True)
 class Then:
-    """Two edits, one after the other.
+    """Two edits in sequence.
 
     Examples
     --------
@@ -591,14 +591,14 @@ class Then:
 
 @dataclass(frozen=True)
 class Viewed:
-    """An edit of an array that is stored with more axes than a matrix has.
+    """An edit of an array that is stored with more axes than a matrix.
 
     Attributes
     ----------
     shape
         The shape of the stored array.
     exchanges_axes, transposes
-        The way from the array to a matrix, as in `wqk.sameness.weight_pairs.Layout`.
+        The conversion from the array to a matrix, as in `wqk.sameness.weight_pairs.Layout`.
     edit
         The edit of the matrix.
     """
@@ -615,7 +615,7 @@ class Viewed:
 
     @property
     def _shape_of_rows(self) -> tuple[int, ...]:
-        """Shape of the array once its last two axes are exchanged, if they are."""
+        """Shape of the array after the exchange of its last two axes, if any."""
         *before, height, width = self.shape
         return (*before, width, height) if self.exchanges_axes else self.shape
 
@@ -625,7 +625,7 @@ class Viewed:
         return self._shape_of_rows[-1]
 
     def _matrix(self, array: np.ndarray) -> np.ndarray:
-        """Return a stored array, or another of the same shape, as the matrix that is edited."""
+        """Return the stored array, or an array of the same shape, as the matrix to edit."""
         if self.exchanges_axes:
             array = array.swapaxes(-1, -2)
         matrix = array.reshape(-1, self._columns)

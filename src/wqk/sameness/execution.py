@@ -1,8 +1,8 @@
 """Run the printed code of a repair on NumPy arrays.
 
-The code is PyTorch. Comparing does not need PyTorch, therefore ``torch`` in the code is a small
-stand-in here: arrays with the methods that printed code uses, and a few functions.
-The tests run the same code with PyTorch.
+The code is written for PyTorch. A comparison does not need PyTorch: ``torch`` in the code is a
+small stand-in here, arrays with the methods and functions that printed code uses. The tests run the
+same code with PyTorch.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Tensor:
         return Tensor(self.array.copy())
 
     def unflatten(self, axis: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the tensor with one axis as several."""
+        """Return the tensor with one axis split into several."""
         before, after = self.array.shape[:axis], self.array.shape[axis + 1 :]
         return Tensor(self.array.reshape(*before, *shape, *after))
 
     def flatten(self, first: int = 0, last: int = -1) -> Tensor:
-        """Return the tensor with several axes as one."""
+        """Return the tensor with several axes joined."""
         after = last % self.array.ndim + 1
         return Tensor(self.array.reshape(*self.array.shape[:first], -1, *self.array.shape[after:]))
 
@@ -66,7 +66,7 @@ class Tensor:
         return Tensor(np.flip(self.array, axis))
 
     def repeat_interleave(self, count: int) -> Tensor:
-        """Return each entry of a vector that many times."""
+        """Return each entry of a vector ``count`` times."""
         return Tensor(np.repeat(self.array, count))
 
     def split(self, lengths: Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -74,7 +74,7 @@ class Tensor:
         return [Tensor(piece) for piece in np.split(self.array, np.cumsum(lengths)[:-1], axis)]
 
     def chunk(self, count: int, axis: int = 0) -> list[Tensor]:
-        """Return as many equal pieces."""
+        """Return ``count`` equal pieces."""
         return [Tensor(piece) for piece in np.split(self.array, count, axis)]
 
     @property
@@ -138,7 +138,7 @@ def _log(tensor: Tensor) -> Tensor:
 
 
 def as_tensors(factors: LoraFactors) -> tuple[Tensor, Tensor]:
-    """Return the factors A and B of an adapter's update, as printed code takes them."""
+    """Return the factors A and B of an adapter's update, as tensors for printed code."""
     return Tensor(factors.down), Tensor(factors.up)
 
 
@@ -146,7 +146,7 @@ TORCH = SimpleNamespace(arange=_arange, cat=_cat, log=_log, tensor=_tensor)
 
 
 class ProgramTensors(MutableMapping[str, Any]):
-    """Arrays by name, given to printed code as tensors; what the code assigns is kept apart.
+    """Arrays by name, as tensors for printed code; assigned arrays are kept separately.
 
     Attributes
     ----------
@@ -193,7 +193,7 @@ def run(
     code
         The printed lines.
     tensors, reference
-        The candidate's tensors, and the reference's under the candidate's names.
+        The candidate's tensors, and the reference's tensors under the candidate's names.
     config
         The candidate's configuration.
     adapter

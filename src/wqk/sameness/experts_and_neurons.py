@@ -1,8 +1,8 @@
-"""The reference with its experts and neurons in the candidate's order, which changes no output.
+"""The reference with its experts and neurons in the candidate's order; no output changes.
 
-All tensors of an expert or a neuron have to move together: the rows of a router choose experts, and
-neurons lie between the rows of one weight and the columns of the next. The order is read from one
-tensor, and the reference is put into this order.
+All tensors of an expert or a neuron must move together: the rows of a router choose experts, and a
+neuron is a row of one weight and a column of the next weight. The order is read from one tensor,
+and applied to the whole reference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class AxisOrder(NamedTuple):
     axis
         The axis.
     indices
-        For each entry of the result, the entry that it is taken from.
+        For each entry of the result, the index of its source entry.
     """
 
     axis: int
@@ -50,7 +50,7 @@ class AxisOrder(NamedTuple):
 
 
 class Renumbered(View):
-    """A checkpoint whose tensors lie in another order along an axis, or are those of others.
+    """A checkpoint with some tensors in another order along an axis, or replaced by others.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Renumbered(View):
     orders
         The orders of tensors, by name.
     sources
-        The tensor that is read in the place of another, by the name of the latter.
+        For each replaced tensor, by name, the name of the tensor that is read instead.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Renumbered(View):
         self.changed = {*orders, *sources}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Read only the rows and columns that make the requested ones."""
+        """Read only the rows and columns that the requested parts need."""
         return [self._read_one(part) for part in parts]
 
     def _read_one(self, part: Part) -> np.ndarray:
@@ -92,7 +92,7 @@ class Renumbered(View):
 
 
 class _OrderSearch:
-    """Search for the order of the reference's tensors in the candidate, as far as names agree.
+    """Search for the order of the reference's tensors in the candidate, where names agree.
 
     Attributes
     ----------
@@ -114,13 +114,13 @@ class _OrderSearch:
         self.sources: dict[str, str] = {}
 
     def _order_of_rows(self, name: str) -> np.ndarray | None:
-        """Return the reference's row of each row of the candidate, if their order differs."""
+        """Return the reference's row for each row of the candidate, if their orders differ."""
         (expected,) = self._reference.read([Part(name)])
         (actual,) = self._candidate.read([Part(self._names[name])])
         return permutation(actual, expected, ALIKE)
 
     def experts(self) -> Iterator[str]:
-        """Note the orders of experts, and yield the modules whose order differs."""
+        """Store the orders of experts, and yield the modules with a different order."""
         matches_by_module: dict[str, list[re.Match[str]]] = {}
         for match in filter(None, map(EXPERTS.match, self._shapes)):
             matches_by_module.setdefault(match["module"], []).append(match)
@@ -168,7 +168,7 @@ class _OrderSearch:
     def _are_in_order(
         self, sources: Mapping[str, str], fused: Sequence[str], order: np.ndarray
     ) -> bool:
-        """Return whether a sample of the experts lies in an order, too."""
+        """Return whether a sample of the experts has the same order."""
         pairs = [(Part(source), Part(self._names[name])) for name, source in sources.items()]
         for name in fused[:1]:
             for number, row in enumerate(order.tolist()):
@@ -183,7 +183,7 @@ class _OrderSearch:
         return True
 
     def neurons(self, names: Collection[str]) -> Iterator[str]:
-        """Note the orders of neurons, and yield the modules, or layers, whose order differs.
+        """Store the orders of neurons, and yield the modules or layers with a different order.
 
         ``names`` are the tensors that may contain neurons.
         """
@@ -199,9 +199,10 @@ class _OrderSearch:
                 yield module
 
     def _moved_neurons(self, names: Sequence[str]) -> dict[str, AxisOrder]:
-        """Return the orders of the tensors of a module whose neurons lie in another order.
+        """Return the orders of the tensors of a module with its neurons in another order.
 
-        The weight with the fewest rows that moved has the order of the neurons.
+        Among the weights with moved rows, the weight with the fewest rows has the order of the
+        neurons.
         """
         orders: dict[str, np.ndarray] = {}
         for name in names:
@@ -251,13 +252,13 @@ class _OrderSearch:
 
 
 def _renumbered_name(match: re.Match[str], order: np.ndarray) -> str:
-    """Return the name of a tensor of an expert with the number of the expert in its place."""
+    """Return the name of an expert's tensor with the number of the expert in an order."""
     before, after = match.string[: match.start("number")], match.string[match.end("number") :]
     return f"{before}{order[int(match['number'])]}{after}"
 
 
 def _module_of_neurons(name: str) -> str:
-    """Return the feed-forward module of a tensor, or else its layer; empty without either."""
+    """Return the feed-forward module of a tensor, or else its layer; empty without both."""
     if FEED_FORWARD.search(name):
         return re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
     layer = re.match(r".*?\.\d+(?=\.)", name)
@@ -265,7 +266,7 @@ def _module_of_neurons(name: str) -> str:
 
 
 def _group_count(config: Mapping[str, Any]) -> int | None:
-    """Return the largest number of groups of experts in a configuration; None without one."""
+    """Return the largest number of groups of experts in a configuration; None without groups."""
     counts = []
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -278,7 +279,7 @@ def _group_count(config: Mapping[str, Any]) -> int | None:
 def renumbered(
     models: Sequence[Model], names: Mapping[str, str], neurons: bool
 ) -> tuple[Model | None, list[str]]:
-    """Return the reference with the candidate's order of experts, and of neurons; and notes.
+    """Return the reference with the candidate's order of experts and neurons, and notes.
 
     None if no order differs.
     """

@@ -1,4 +1,4 @@
-"""A fixture for pytest, there wherever wqk is installed: `assert_same`."""
+"""Fixture `assert_same` for pytest, available in every environment with wqk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[..., Any]:
-    """`wqk.assert_same`: fails with the sentence, the cause and its repair.
+    """Return `wqk.assert_same`; a failure shows the sentence, the cause and the repair.
 
     >>> def test_the_conversion(assert_same):
     ...     assert_same("owner/original", "converted/", everything=True)

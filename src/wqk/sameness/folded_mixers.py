@@ -1,9 +1,9 @@
-"""Norms that are folded into the projections of a layer, besides or instead of queries and keys.
+"""Norms that are folded into projections of a layer other than queries and keys.
 
 Smoothing (AWQ, SmoothQuant) divides the gain of a norm by a factor of each channel, and multiplies
 the columns of all weights that read the norm. The forms of attention contain the gain. Gates of
 queries, and projections of linear attention, are compared as they are stored. Therefore the
-reference is seen with the candidate's gains, and with the columns that these gains need.
+reference is read with the candidate's gains, and with columns rescaled for these gains.
 
 Axes: n outputs, D model width.
 """
@@ -38,7 +38,7 @@ WRITES = re.compile(r"(?:^|[._])(?:o|out|output|c|dense|wo)(?:_?proj)?\.weight$"
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A norm whose gain has another place in the candidate, by the reference's names.
+    """A norm with another gain in the candidate; names are the reference's.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Fold:
     readers
         Weights that read the norm.
     stale
-        Those among them whose columns the candidate did not rescale.
+        Readers whose columns the candidate did not rescale.
     """
 
     gain: str
@@ -59,12 +59,12 @@ class Fold:
 
 
 class FoldedMixers(View):
-    """The reference with the candidate's gains, and with the columns that they need.
+    """The reference with the candidate's gains, and with columns rescaled for these gains.
 
     Attributes
     ----------
     folds
-        The norms that have other gains.
+        The norms with other gains.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def with_folded_mixers(
 
 
 def _folds(models: Sequence[Model], names: Mapping[str, str]) -> Iterator[Fold]:
-    """Yield the norms before mixers whose gains lie elsewhere in the candidate."""
+    """Yield the norms before mixers that have other gains in the candidate."""
     reference, candidate = (model.checkpoint for model in models)
     offsets = _offsets(models[0])
     readers_by_layer = _readers_by_layer(models[0])
@@ -135,7 +135,7 @@ def _fold(
     factors: np.ndarray,
     readers: Sequence[str],
 ) -> Fold | None:
-    """Return the fold of one norm; None if no weight that reads it was rescaled."""
+    """Return the fold of one norm; None if no reader of the norm was rescaled."""
     reference, candidate = (model.checkpoint for model in models)
     compared: list[str] = []
     stale: list[str] = []
@@ -155,7 +155,7 @@ def _fold(
 
 
 def _offsets(model: Model) -> dict[str, float]:
-    """Return what is added to gains of the norms before attention, by names without numbers."""
+    """Return the offsets of the gains of norms before attention, by names without numbers."""
     offsets = {}
     for plan in model.plans:
         norm = plan.query.input_norm
@@ -165,7 +165,7 @@ def _offsets(model: Model) -> dict[str, float]:
 
 
 def _readers_by_layer(model: Model) -> dict[str, list[str]]:
-    """Return the weights that read a norm, by layer, where some weights are no part of a form."""
+    """Return the weights that read a norm, by layer, if some weights are not part of a form."""
     tensors = model.checkpoint.tensors()
     formed: set[str] = set()
     for plan in model.plans:

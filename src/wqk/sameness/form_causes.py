@@ -1,9 +1,9 @@
-"""Causes that the forms of two blocks show, whatever the coordinates of each head.
+"""Causes found from the forms of two blocks, independent of the coordinates within heads.
 
-Where stored weights explain nothing, forms may: the heads of the candidate are searched for among
-those of the reference, every query head with every key head, up to a factor. The exact distance
-confirms a match. An order of heads, a pairing, a factor or a rotation is found even if the heads
-were also rotated.
+If stored weights do not explain a difference, forms may. The candidate's heads are searched for
+among the reference's heads, every query head with every key head, up to a factor. The exact
+distance confirms a match. An order of heads, a pairing, a factor or a rotation is found even if the
+heads were also rotated.
 
 Axes: H query heads, G key heads, R head width, P probes.
 """
@@ -53,15 +53,14 @@ from wqk.sameness.tolerances import ALIKE_FORMS, DEVIATIONS_OF_FACTOR, IN_PLACE,
 
 
 class CircuitDifference(NamedTuple):
-    """A circuit of two blocks that differs.
+    """A circuit that differs between two blocks.
 
     Attributes
     ----------
     distances
         The distances of the forms.
     causes
-        The changes after which the candidate's forms are the reference's; None if the forms do not
-        show them.
+        The changes that make the candidate's forms equal to the reference's; None if unknown.
     """
 
     distances: Distances
@@ -71,17 +70,17 @@ class CircuitDifference(NamedTuple):
 def compare(
     checkpoints: Sequence[Checkpoint], pair: PlanPair, tolerance: float, circuits: Sequence[str]
 ) -> dict[str, CircuitDifference]:
-    """Return the difference of each circuit in which two blocks differ, by the circuit's name.
+    """Return the differences of all differing circuits of two blocks, by the circuit's name.
 
     Parameters
     ----------
     checkpoints, pair
         The reference and the candidate, and the plans of the two blocks.
     tolerance
-        Relative distance that is accepted although rounding does not explain it.
+        Relative distance that is accepted besides rounding.
     circuits
-        The circuits that are compared. A circuit that a block lacks, or whose sizes differ, is left
-        out.
+        The circuits to compare. Circuits that a block lacks, and circuits of different sizes, are
+        left out.
     """
     differences: dict[str, CircuitDifference] = {}
     is_local = checkpoints[0].bytes_fetched is None  # other stores fetch whole weights at once
@@ -98,9 +97,9 @@ def compare(
 
 
 def measure(reference: Scoring, candidate: Scoring, tolerance: float) -> CircuitDifference:
-    """Measure the distances of a circuit of two blocks; if they differ, find what the forms show.
+    """Measure the distances of a circuit of two blocks; if the forms differ, find the causes.
 
-    ``tolerance`` is a relative distance that is accepted in any case.
+    ``tolerance`` is a relative distance that is always accepted.
     """
     products = inner_products(reference, candidate, candidate.own_match)
     # Probes are computed at the same time, and kept by the scorings.
@@ -139,7 +138,7 @@ def _find_causes(
     Returns
     -------
     tuple of Mismatch or None
-        None if the matching heads, each with a factor, differ in either order of rotary pairs.
+        None if the matching heads differ even with fitted factors, in both orders of rotary pairs.
     """
     # Rotations change no form at distance 0.
     factors, residual = fit_factors(reference, candidate, products, DISTANCES[:1])
@@ -166,7 +165,7 @@ def _find_causes(
 
 
 def _is_explained(factors: np.ndarray, residual: Distances, tolerance: np.ndarray) -> bool:
-    """Return whether a factor of each head leaves no distance beyond a tolerance."""
+    """Return whether distances after fitted factors are within a tolerance."""
     allowed = np.maximum(residual.tolerance, tolerance)
     return bool(factors.all() and (residual.relative <= allowed).all())
 
@@ -196,16 +195,16 @@ def _causes(
 
 
 def signature(scoring: Scoring) -> Float[np.ndarray, "H P2"]:
-    """Return a short mark of each head's form: the scores of P × P random probes, of norm 1."""
+    """Return a signature of each head's form: scores of P × P random probes, of norm 1."""
     query, key = scoring.probes
     scores = _scores_of_probes(query, key[scoring.own_match.key_heads])
     return scores.reshape(len(scores), -1)
 
 
 def matching_heads(reference: Scoring, candidate: Scoring) -> HeadMatch | None:
-    """Return the candidate's query and key heads that are most like each head of the reference.
+    """Return the candidate's query and key heads that are most similar to the reference's heads.
 
-    Heads are compared at distance 0, by random probes. None if a head has none that is like it.
+    Heads are compared at distance 0, by random probes. None if a head has no similar head.
     """
     query, key = candidate.probes
     scores_of_pairs = _scores_of_probes(query[:, None], key[None])  # (H, G, P, P)
@@ -233,7 +232,7 @@ def _scores_of_probes(query: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def comparable(reference: Scoring, candidate: Scoring) -> bool:
-    """Return whether forms have the same number of heads, and act on the same spaces."""
+    """Return whether two circuits have equal numbers of heads and equal widths of inputs."""
     if reference.query.weight.shape != candidate.query.weight.shape:
         return False
     return reference.key.weight.shape[1:] == candidate.key.weight.shape[1:]
@@ -242,9 +241,9 @@ def comparable(reference: Scoring, candidate: Scoring) -> bool:
 def identical(
     checkpoints: Sequence[Checkpoint], pair: PlanPair, circuit: str, *, reads_numbers: bool = False
 ) -> bool:
-    """Return whether a circuit of two blocks has one plan and equal stored parts.
+    """Return whether a circuit has equal plans and equal stored parts in two blocks.
 
-    Nothing is computed, only read; ``reads_numbers`` is that of `equal_parts`.
+    The parts are only read, not multiplied. ``reads_numbers`` is as for `equal_parts`.
     """
     reference_plan, candidate_plan = pair
     reference_parts = list(dict.fromkeys(circuit_parts(reference_plan, circuit)))

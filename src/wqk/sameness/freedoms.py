@@ -1,4 +1,4 @@
-"""Freedoms of a model: changes of all of its weights that leave the model's output equal."""
+"""Freedoms of a model: changes of the weights that leave the model's output unchanged."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def in_candidates_terms(
     is_whole: bool,
     tolerance: float,
 ) -> tuple[list[Model], list[str], float]:
-    """Return the models, the reference in the candidate's coordinates and orders.
+    """Return the models, with the reference in the candidate's coordinates and orders.
 
     Parameters
     ----------
     names
-        The candidate's name of each tensor of the reference, as far as names agree.
+        The candidate's names of the reference's tensors, where names agree.
     up_to
-        Freedoms that were asked for.
+        Requested freedoms.
     is_whole
-        Whether all tensors are compared, in all layers.
+        Whether all tensors of all layers are compared.
 
     Returns
     -------
@@ -62,9 +62,10 @@ def in_candidates_terms(
 
 
 def any_order_of_heads(models: Sequence[Model], pairs: Sequence[PlanPair]) -> set[int]:
-    """Return the blocks whose heads may lie in any order: the circuits contain all of a head.
+    """Return the blocks whose heads may be in any order: circuits describe heads completely.
 
-    Positions that are added to scores, sinks and gates belong to a head by its number.
+    Positions that are added to scores, sinks and gates belong to the number of a head, and fix the
+    order.
     """
     bound = set[int]()
     for position, model in enumerate(models):
@@ -79,7 +80,7 @@ def any_order_of_heads(models: Sequence[Model], pairs: Sequence[PlanPair]) -> se
 
 
 def _shapes_besides_circuits(model: Model) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes of attention's tensors that no circuit contains, by layer."""
+    """Return the shapes of attention's tensors that are in no circuit, by layer."""
     tensors = model.checkpoint.tensors()
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for name, role in roles(model).items():
@@ -89,9 +90,9 @@ def _shapes_besides_circuits(model: Model) -> dict[str, list[tuple[int, ...]]]:
 
 
 def _has_numbered_heads(plan: AttentionPlan, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Return whether something belongs to a head by its number.
+    """Return whether positions, sinks or tensors outside the circuits belong to numbers of heads.
 
-    ``shapes`` are those of the tensors of the layer's attention that no circuit contains.
+    ``shapes`` are the shapes of the layer's attention tensors that are in no circuit.
     """
     if plan.sinks:
         return True
@@ -105,7 +106,7 @@ def _has_numbered_heads(plan: AttentionPlan, shapes: Sequence[tuple[int, ...]]) 
 def order_of_heads(
     block: BlockComparison, differences: Mapping[str, CircuitDifference]
 ) -> tuple[int, ...]:
-    """Return the order of heads in which all circuits are the same; () without such an order.
+    """Return the one order of heads that makes all circuits equal; () without such an order.
 
     Parameters
     ----------

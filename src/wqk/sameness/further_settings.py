@@ -1,7 +1,8 @@
-"""Settings that no plan reads, in which two configurations differ.
+"""Settings that differ between two configurations, and that no plan reads.
 
-A setting is given by its *path*, the keys that lead to it. Values that mean one thing are equal:
-spellings of one function, a number and its rounding, a tied output head and a stored copy.
+The *path* of a setting is the sequence of keys that lead to the setting. Values with one meaning
+are equal: spellings of one function, a number and its rounding, a tied output head and a stored
+copy.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ SettingPath: TypeAlias = tuple[str, ...]
 
 
 def further_settings(models: Sequence[Model], everything: bool = True) -> Iterator[Mismatch]:
-    """Yield settings that both configurations contain, that differ, and that no plan reads.
+    """Yield the settings that both configurations contain, that differ, and that no plan reads.
 
-    With ``everything``, ties of embeddings are compared by the output heads that result.
+    With ``everything``, settings of tied embeddings are compared by the resulting output heads.
     """
     reference, candidate = _unread_settings(models)
     for path in sorted(reference.keys() & candidate.keys()):
@@ -68,7 +69,7 @@ def further_settings(models: Sequence[Model], everything: bool = True) -> Iterat
 def lost_settings(models: Sequence[Model]) -> list[str]:
     """Return settings that only one of two configurations of a model type contains.
 
-    Both configurations have to be those of `transformers`. A setting that is off, or that has the
+    Both configurations must be written by `transformers`. A setting that is off, or that has the
     default value of the type, is not lost.
     """
     configs = [model.checkpoint.config for model in models]
@@ -91,9 +92,9 @@ def lost_settings(models: Sequence[Model]) -> list[str]:
 
 
 def _default(config: Mapping[str, Any], path: SettingPath) -> Any:
-    """Return the value that `transformers` takes for a setting that a configuration omits.
+    """Return the value that `transformers` uses for a setting that a configuration omits.
 
-    None if the value is not known, as in a part that the configuration omits altogether.
+    None if the value is unknown, as in a part that the configuration omits completely.
     """
     *parts, key = path
     model_type = config.get("model_type")
@@ -108,7 +109,7 @@ def _default(config: Mapping[str, Any], path: SettingPath) -> Any:
 
 
 def of_attention(name: str, models: Sequence[Model]) -> bool:
-    """Return whether attention may depend on a setting: by its name, or by the models' types.
+    """Return whether attention may depend on a setting, by its name or by the models' types.
 
     ``name`` is the path of the setting, joined by dots.
     """
@@ -119,7 +120,7 @@ def of_attention(name: str, models: Sequence[Model]) -> bool:
 
 
 def _unread_settings(models: Sequence[Model]) -> list[dict[SettingPath, Any]]:
-    """Return the settings of each configuration that the plans of neither model read."""
+    """Return the settings of each configuration that no plan of either model reads."""
     rules = {repr(plan.rule) for model in models for plan in model.plans}
     return [unread_settings(model.checkpoint.config, rules) for model in models]
 
@@ -141,7 +142,7 @@ def _are_equal(
 
 
 def _have_one_meaning(expected: Any, actual: Any) -> bool:
-    """Return whether two values are equal but for rounding, or spellings of one function."""
+    """Return whether two values are equal up to rounding, or are spellings of one function."""
     if isinstance(expected, int | float) and isinstance(actual, int | float):
         return math.isclose(expected, actual, rel_tol=SAME_FREQUENCY)
     expected_name, actual_name = (SPELLINGS.get(str(value), value) for value in (expected, actual))
@@ -164,7 +165,7 @@ def _ties_in_one(
     reference: Mapping[SettingPath, Any],
     candidate: Mapping[SettingPath, Any],
 ) -> Iterator[Mismatch]:
-    """Yield ties of embeddings that one configuration alone contains, where output heads differ."""
+    """Yield tied embeddings that only one configuration sets, if the output heads differ."""
     for path in sorted(reference.keys() ^ candidate.keys()):
         ties = (reference.get(path), candidate.get(path))
         if path[-1] == TIED and True in ties and not _have_equal_heads(models, ties):
@@ -174,9 +175,9 @@ def _ties_in_one(
 def _have_equal_heads(models: Sequence[Model], ties: Sequence[Any]) -> bool:
     """Return whether both models use their embeddings as output head: tied, or stored again.
 
-    ``ties`` are the values of the setting in both models. If a configuration does not contain the
-    setting, a head that is not stored is tied. Some encoder-decoder models scale the inputs of
-    tied heads (T5).
+    ``ties`` are the values of the setting in both models. If a configuration lacks the setting, a
+    head that is not stored is tied. Some encoder-decoder models scale the inputs of tied heads
+    (T5).
     """
     for model, is_tied in zip(models, ties, strict=True):
         table = _embeddings(model)
@@ -196,7 +197,7 @@ def _have_equal_heads(models: Sequence[Model], ties: Sequence[Any]) -> bool:
 
 
 def _embeddings(model: Model) -> str | None:
-    """Return the name of the table of token embeddings; None if it is not known."""
+    """Return the name of the table of token embeddings; None if unknown."""
     plan = (*model.plans, *model.mixers)[0]
     projection = plan.query.projection
     if isinstance(projection, Composed):

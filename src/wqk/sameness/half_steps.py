@@ -1,11 +1,12 @@
-"""Codes of quantized weights, predicted from exact ones.
+"""Codes of quantized weights, predicted from exact weights.
 
-Rounding moves no entry by more than half a step of its own scale. A quantized file of other weights
-has many entries beyond it, although the distance of the whole weight is that of rounding. Entries
-at the end of a scale are left out: scales are often chosen so that a few entries are clipped.
+Rounding moves an entry by at most half a step of its scale. A quantized file of other weights has
+many entries that moved farther, although rounding explains the distance of the whole weight.
+Entries at the end of a scale are left out, because scales are often chosen such that a few entries
+are clipped.
 
-Some methods (GPTQ) move the other entries of a row when they round one, and their codes cannot be
-predicted. They are compared by distance alone.
+Some methods (GPTQ) round one entry and then change the remaining entries of the row; their codes
+cannot be predicted. Weights of these methods are compared only by distance.
 
 Axes: n rows, D columns, B entries of one scale.
 """
@@ -31,7 +32,7 @@ SMALLEST = 8
 
 
 def is_predictable(kind: str) -> bool:
-    """Return whether the codes of a quantized format are the nearest ones.
+    """Return whether a quantized format rounds each number to the nearest code.
 
     Examples
     --------
@@ -42,7 +43,7 @@ def is_predictable(kind: str) -> bool:
 
 
 def is_coded_alone(infos: Sequence[TensorInfo]) -> bool:
-    """Return whether one of two tensors is quantized by a predictable method, the other exact."""
+    """Return whether one of two tensors is exact, and the other has predictable codes."""
     coded = [info for info in infos if info.grid is not None]
     return len(coded) == 1 and is_predictable(coded[0].dtype)
 
@@ -52,13 +53,13 @@ def half_steps(
 ) -> tuple[Float[np.ndarray, "m b"], Float[np.ndarray, "m b"]]:
     """Return the distances from each entry to the ends of its rounding cell, below and above.
 
-    A *level* is a number that entries of one scale take; half a step lies between an entry and the
+    A *level* is a value of entries of one scale. Half a step is the distance from an entry to the
     middle of the gap to the next level.
 
     Parameters
     ----------
     actual
-        Dequantized numbers; their levels are read from these.
+        Dequantized numbers, which determine the levels.
     shared
         Number of neighboring entries that share a scale.
 
@@ -66,7 +67,7 @@ def half_steps(
     -------
     tuple of ndarray
         Lower and upper half steps, at least 0, in stretches of one scale; infinite at the ends of a
-        scale, where entries may be clipped.
+        scale, because entries there may be clipped.
 
     Examples
     --------
@@ -108,7 +109,7 @@ def _uneven_half_steps(
     gaps
         Differences of neighboring entries in ascending order, (m, B - 1).
     is_new_level
-        Whether a gap lies between two levels, and is not rounding alone, (m, B - 1).
+        Whether a gap separates two levels, and is more than rounding, (m, B - 1).
     """
     rows, count = stretches.shape
     places = np.arange(count)
@@ -136,15 +137,15 @@ def share_beyond_half_step(
     shared: int,
     rounding: float = 0.0,
 ) -> float:
-    """Return the share of entries farther from their code than half a step of their own scale.
+    """Return the share of entries farther from their code than half a step of their scale.
 
     Parameters
     ----------
     exact, coded
-        Exact numbers, and those of a quantized weight.
+        Exact numbers, and numbers of a quantized weight.
     shared
-        Number of neighboring entries that share a scale; 1 for float8, whose steps are relative to
-        each number.
+        Number of neighboring entries that share a scale; 1 for float8, with steps relative to each
+        number.
     rounding
         Half the relative distance of neighboring exact numbers, as they are stored.
 

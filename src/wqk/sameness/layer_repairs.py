@@ -1,8 +1,9 @@
-"""Repairs of stacks that lost, repeat or gained layers: layers are renumbered, added and removed.
+"""Repairs of stacks with lost, repeated or added layers: layers are moved, added or removed.
 
-A layer of the reference that the candidate has under another number gets its number back. A layer
-that the candidate lacks is taken from the reference. All tensors of a layer move, also those that
-were not compared; therefore a repair is only known where every one of them is its source's.
+If the candidate has a layer of the reference under another number, the layer gets its number back.
+A missing layer is taken from the reference. All tensors of a layer move, including tensors that
+were not compared. Therefore a repair is known only if all tensors of a layer equal the tensors of
+its source.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from wqk.sameness.tensor_names import layer_prefix
 
 
 class _Stack(NamedTuple):
-    """A stack of layers of both models, some of which only one of the two has.
+    """A stack of both models with layers that only one of the models has.
 
     Attributes
     ----------
@@ -66,7 +67,7 @@ def with_layer_repairs(
     missing: Sequence[Place],
     added: Sequence[Place],
 ) -> tuple[list[BlockComparison], list[Cause]]:
-    """Add the repair of each stack of which layers are missing or added.
+    """Add the repair of each stack with missing or added layers.
 
     Parameters
     ----------
@@ -80,7 +81,8 @@ def with_layer_repairs(
     Returns
     -------
     tuple
-        The blocks, and the causes of stacks that lack, or have more of, the last layers.
+        The blocks, and the causes of stacks that lack the last layers, or have further layers at
+        the end.
     """
     explained = [*blocks]
     causes: list[Cause] = []
@@ -103,7 +105,7 @@ def _stacks(
     missing: Sequence[Place],
     added: Sequence[Place],
 ) -> Iterator[_Stack]:
-    """Yield the stacks that have layers in one model alone, and some in both."""
+    """Yield the stacks that have some layers in both models, and some in only one model."""
     for stack, kind in dict.fromkeys((place.stack, place.kind) for place in (*missing, *added)):
         members = [
             (pair, block)
@@ -134,7 +136,7 @@ def _cause_of_ends(stack: _Stack, steps: tuple[Step, ...]) -> Cause:
 
 
 def _with_steps(block: BlockComparison, steps: tuple[Step, ...]) -> BlockComparison:
-    """Return a block whose cause, a layer that moved, has the steps of its stack."""
+    """Return a block; if its cause is a moved layer, the cause gets the steps of the stack."""
     moved = moved_cause(block)
     mismatches = []
     for cause in block.mismatches:
@@ -145,7 +147,7 @@ def _with_steps(block: BlockComparison, steps: tuple[Step, ...]) -> BlockCompari
 
 
 def _steps(models: Sequence[Model], stack: _Stack) -> tuple[Step, ...]:
-    """Return the steps that give a stack its layers back; none if these are not all known."""
+    """Return the steps that restore the layers of a stack; none if any step is unknown."""
     has_other_causes = any(_has_other_causes(block) for block in stack.blocks)
     renumber = None if has_other_causes else _renumbered(models, stack)
     if renumber is None:
@@ -155,7 +157,7 @@ def _steps(models: Sequence[Model], stack: _Stack) -> tuple[Step, ...]:
 
 
 def _has_other_causes(block: BlockComparison) -> bool:
-    """Return whether more than settings and a move of layers explains a block."""
+    """Return whether causes besides settings and moved layers explain a block."""
     kinds = {cause.verdict for cause in block.mismatches if cause is not moved_cause(block)}
     return not kinds <= {Kind.SETTING}
 
@@ -175,7 +177,7 @@ def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
         return None
 
     def holds(holder: int, source: int) -> bool:
-        """Return whether a layer of the candidate has the tensors of one of the reference."""
+        """Return whether a layer of the candidate has the tensors of a layer of the reference."""
         return _are_equal(checkpoints, f"{start}{source}.", f"{start}{holder}.", endings)
 
     holders = stack.holders
@@ -202,7 +204,7 @@ def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
 
 
 def _endings(checkpoint: Checkpoint, prefix: str) -> list[str]:
-    """Return the sorted names of a layer's tensors after their common beginning."""
+    """Return the sorted names of a layer's tensors without the prefix of the layer."""
     names = [name for name in checkpoint.tensors() if name.startswith(prefix)]
     return sorted(name.removeprefix(prefix) for name in names)
 
@@ -225,7 +227,7 @@ def _are_equal(
 
 
 def _settings(models: Sequence[Model], stack: _Stack) -> list[Setting]:
-    """Return the settings of the number of layers, and of lists with an entry for each layer."""
+    """Return the settings of the number of layers, and lists with an entry for each layer."""
     section = stack.plan.rule.config
     reference, candidate = (_section(model.checkpoint.config, section) for model in models)
     depths = len(stack.layers), len(stack.layers) - len(stack.missing) + len(stack.added)
@@ -246,6 +248,6 @@ def _settings(models: Sequence[Model], stack: _Stack) -> list[Setting]:
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a part of a configuration; all of it without a name."""
+    """Return a part of a configuration by name; the whole configuration for an empty name."""
     section = config.get(name, {}) if name else config
     return section if isinstance(section, Mapping) else {}

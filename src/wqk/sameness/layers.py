@@ -1,6 +1,6 @@
 """Layers that were dropped, repeated or inserted: one cause for all layers that moved.
 
-The *source* of a layer of the candidate is the reference's layer whose weights it has.
+The *source* of a layer of the candidate is the layer of the reference with the same weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wqk.sameness.tensor_names import layer_prefix
 
 
 class _LayerOrigin(NamedTuple):
-    """A layer of the candidate, and its source in the reference; None for a new layer."""
+    """A layer of the candidate and its source in the reference; None for a new layer."""
 
     layer: int
     source: int | None
@@ -32,14 +32,15 @@ class _LayerOrigin(NamedTuple):
 def with_moved_layers(
     blocks: Sequence[BlockComparison], alone: Sequence[Place]
 ) -> list[BlockComparison]:
-    """Return the blocks, with one cause where a stack lost or repeats layers of the reference.
+    """Return the blocks, with one cause for all moved layers of a stack.
 
     Parameters
     ----------
     blocks
         The comparisons of all blocks.
     alone
-        The blocks that only one model has. Stacks of equal depth have none, and keep their causes.
+        The blocks that only one model has. Stacks of equal depth have no such blocks, and keep
+        their causes.
     """
     causes: dict[tuple[str, str], Mismatch] = {}
     for stack, kind in {(place.stack, place.kind) for place in alone}:
@@ -69,7 +70,7 @@ def _with_cause_of_stack(block: BlockComparison, cause: Mismatch) -> BlockCompar
 
 
 def moved_prefixes(pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison]) -> dict[str, str]:
-    """Return the layers that moved because others were dropped or repeated, by their names.
+    """Return the layers that moved because other layers were dropped or repeated, by name.
 
     Parameters
     ----------
@@ -79,8 +80,8 @@ def moved_prefixes(pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison])
     Returns
     -------
     dict
-        The beginning of the names of a layer's tensors in the reference, such as
-        ``model.layers.3.``, and the beginning of the names of its source.
+        By prefix of the names of a layer's tensors in the reference, such as ``model.layers.3.``,
+        the prefix of the names of its source.
     """
     prefixes = {}
     for (plan, _), block in zip(pairs, blocks, strict=True):
@@ -92,7 +93,7 @@ def moved_prefixes(pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison])
 
 
 def alone_prefixes(pairs: Sequence[PlanPair], alone: Sequence[Place]) -> Iterator[str]:
-    """Yield the beginning of the names of the tensors of each layer that only one model has."""
+    """Yield the prefix of the names of the tensors of each layer that only one model has."""
     for place in alone:
         for plan, _ in pairs:
             prefix = layer_prefix(plan.query.tensor)
@@ -104,14 +105,15 @@ def alone_prefixes(pairs: Sequence[PlanPair], alone: Sequence[Place]) -> Iterato
 def with_tensors_of_layers(
     blocks: Sequence[BlockComparison], names: Sequence[str]
 ) -> list[BlockComparison]:
-    """Return the blocks; the causes of layers that moved also contain tensors outside of forms.
+    """Return the blocks; causes of moved layers get the tensors outside of forms.
 
     Parameters
     ----------
     blocks
         The blocks, with the causes of layers that moved.
     names
-        The reference's names of the tensors that moved along, or the candidate's of added ones.
+        The reference's names of the tensors that moved with a layer, or the candidate's names of
+        added tensors.
     """
     tensors: Mapping[str, str] = dict.fromkeys(names, "tensor")
     explained = []
@@ -126,7 +128,7 @@ def with_tensors_of_layers(
 
 
 def moved_cause(block: BlockComparison) -> Mismatch | None:
-    """Return the cause of a layer that moved because others were dropped or repeated."""
+    """Return the cause of a layer that moved because other layers were dropped or repeated."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER and "missing" in cause.facts:
             return cause
@@ -134,7 +136,7 @@ def moved_cause(block: BlockComparison) -> Mismatch | None:
 
 
 def source_of(block: BlockComparison) -> int | None:
-    """Return the source of a block; None if the weights are no layer's as a whole."""
+    """Return the source of a block; None if no layer of the reference has the same weights."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER:
             layer = cause.facts.get("other_layer")
@@ -143,7 +145,7 @@ def source_of(block: BlockComparison) -> int | None:
 
 
 def _cause_of_stack(layers: Sequence[_LayerOrigin]) -> Mismatch | None:
-    """Return the cause of the layers of a stack that moved; None if they are not in order."""
+    """Return the cause of a stack's moved layers; None if the layers are not in order."""
     if any(layer.source is None for layer in layers):
         return _cause_of_inserted(layers)
     numbers = [layer.layer for layer in layers]
@@ -163,9 +165,9 @@ def _cause_of_stack(layers: Sequence[_LayerOrigin]) -> Mismatch | None:
 
 
 def _cause_of_inserted(layers: Sequence[_LayerOrigin]) -> Mismatch | None:
-    """Return the cause of new layers among those of the reference; None if these are not in order.
+    """Return the cause of new layers among the reference's layers; None if these are not in order.
 
-    The first layers of the reference must all be there, each once.
+    The first layers of the reference must all be present once.
     """
     new = [layer.layer for layer in layers if layer.source is None]
     sources = [layer.source for layer in layers if layer.source is not None]
@@ -179,7 +181,7 @@ def _cause_of_inserted(layers: Sequence[_LayerOrigin]) -> Mismatch | None:
 
 
 def _numbered(layers: Sequence[int]) -> str:
-    """Return the beginning of a sentence on some layers, with its verb.
+    """Return the beginning of a sentence about some layers, with its verb.
 
     Examples
     --------
@@ -190,7 +192,7 @@ def _numbered(layers: Sequence[int]) -> str:
 
 
 def _in_words(moved: Sequence[_LayerOrigin]) -> str:
-    """Return a phrase on layers that have the weights of other layers."""
+    """Return a phrase about layers that have the weights of other layers."""
     layers = [layer.layer for layer in moved]
     sources = [layer.source for layer in moved if layer.source is not None]
     if len(layers) == 1:

@@ -1,8 +1,8 @@
-"""Wrong merges of an adapter of LoRA: the multiple of its product that a weight contains.
+"""Wrong merges of a LoRA adapter: the multiple of its product that a weight contains.
 
-A base model's weight W with an adapter is W + P, with P = s B A. A merged weight C should be the
-same. Each mistake of the scale makes C = W + t P, with a share t that is not 1: 0 if the adapter is
-not merged, 2 if it is merged twice. A transposed product makes C = W + t Pᵀ.
+A weight W of the base model with an adapter is W + P, with P = s B A. A merged weight C should be
+equal to W + P. A mistake of the scale makes C = W + t P with a share t other than 1: 0 if the
+adapter is not merged, 2 if the adapter is merged twice. A transposed product makes C = W + t Pᵀ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHARE_DIGITS = range(2, 10)
 
 @dataclass(frozen=True)
 class MergeScale:
-    """The numbers of an adapter's scale.
+    """Scale of an adapter, and the numbers that determine the scale.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class MergeScale:
         return "alpha / √rank" if self.stabilized else "alpha / rank"
 
     def known_shares(self) -> Iterator[tuple[float, str]]:
-        """Yield the share of the product after each known mistake, and the mistake.
+        """Yield known mistakes, each with the share of the product that results.
 
         Examples
         --------
@@ -99,7 +99,7 @@ class FittedMerge:
     product: float
 
     def explains(self, allowed: float) -> bool:
-        """Return whether at most this norm is left of the change."""
+        """Return whether the residual is at most this norm."""
         return self.residual <= 2 * SAME_SHARE * self.product + allowed
 
 
@@ -138,14 +138,14 @@ def _fitted(change: np.ndarray, product: np.ndarray, transposed: bool) -> Fitted
 
 
 def mistake_of(merge: FittedMerge, scale: MergeScale, deviation: float) -> str:
-    """Return the mistake that a fitted merge shows, in a phrase that follows *is*.
+    """Return the mistake of a fitted merge, as a phrase that follows *is*.
 
     Parameters
     ----------
     merge, scale
         The merge, and the numbers of the right scale.
     deviation
-        The difference of shares that is chance.
+        The difference of shares that chance explains.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def unmerged(
     rows: Stretches | None = None,
     allowed: float = 0.0,
 ) -> Edit | None:
-    """Return the edit of the candidate that undoes a wrong merge; None if none does.
+    """Return the edit of the candidate that undoes a wrong merge; None if no edit does.
 
     Parameters
     ----------
@@ -182,10 +182,10 @@ def unmerged(
     factors, scale
         The factors of the adapter's update, s B A, and the numbers of its scale.
     in_reference
-        Whether the adapter is the reference's, and the wrong merge the candidate. The reverse edit
-        makes an adapted candidate the reference's wrong merge.
+        Whether the reference is the adapter, and the candidate the wrong merge. Otherwise the
+        reverse edit makes an adapted candidate equal to the wrong merge, which is the reference.
     is_transposed
-        Whether the array that is edited is the stored tensor transposed.
+        Whether the edited array is the transposed stored tensor.
     rows
         The rows of B, if the array is a part of a fused weight.
     allowed
@@ -207,8 +207,8 @@ def unmerged(
 def _plain_share(merge: FittedMerge, scale: MergeScale, allowed: float) -> float:
     """Return the share of a known mistake, or a number of few digits, near the fitted share.
 
-    The fitted share is returned if rounding explains no such number. Layers with one mistake thus
-    have one edit.
+    If rounding does not explain the difference, the fitted share is returned. Therefore layers with
+    one mistake have one edit.
     """
     shares = [1.0, *(share for share, _ in scale.known_shares())]
     shares += [float(f"{merge.share:.{digits}g}") for digits in SHARE_DIGITS]

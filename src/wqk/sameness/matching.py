@@ -1,8 +1,9 @@
-"""Rows that are searched for among the rows of another array.
+"""Search for rows of one array among the rows of another array.
 
-A row is compared by its *sketch*, its products with a few random directions, scaled to norm 1.
-Cosines of whole rows confirm a match. The sign of a cosine is ignored everywhere in this file: rows
-with another sign are the same rows, and the sign is found later.
+The *sketch* of a row consists of its products with a few random directions, scaled to norm 1.
+Sketches are compared first, then cosines of whole rows confirm a match. The sign of a cosine is
+ignored everywhere in this file: a row with the opposite sign is a match, and the sign is found
+later.
 
 Axes: n rows, m rows of another array, D columns, S columns of a sketch.
 """
@@ -38,7 +39,7 @@ def root_mean_square(values: np.ndarray) -> float:
 
 
 def within(a: np.ndarray, b: np.ndarray, bound: float) -> bool:
-    """Return whether no two numbers of two arrays of one shape differ by more than a bound."""
+    """Return whether corresponding numbers of two arrays differ by at most a bound."""
     stretches = _stretches(len(a), STRETCH)
     return all(largest(a[stretch] - b[stretch]) <= bound for stretch in stretches)
 
@@ -51,9 +52,9 @@ def same_numbers(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def sketch(rows: np.ndarray) -> np.ndarray:
-    """Return the sketches (n, S) of rows (n, D): of norm 1, or 0 for rows of zeros.
+    """Return the sketches (n, S) of rows (n, D), of norm 1; the sketch of a zero row is zero.
 
-    Rows of up to `DIRECTIONS` columns keep their columns.
+    The sketch of a row with at most `DIRECTIONS` columns is the row itself.
     """
     width = rows.shape[1]
     if width > DIRECTIONS:
@@ -71,14 +72,14 @@ def sketch_cosines(expected: np.ndarray, actual: np.ndarray) -> np.ndarray:
 
 
 def nearest(sketches: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the number of the most similar other row for each row, (n,), from sketches.
+    """Return the number of the most similar row of another array for each row, (n,).
 
-    Of rows that are equally similar, the first is returned.
+    Among equally similar rows, the first row is returned.
 
     Parameters
     ----------
     sketches, others
-        Sketches of the rows (n, S), and of the rows that are searched (m, S).
+        Sketches of the rows (n, S), and of the rows of the other array (m, S).
     """
 
     def nearest_in(stretch: slice) -> np.ndarray:
@@ -93,15 +94,15 @@ def nearest(sketches: np.ndarray, others: np.ndarray) -> np.ndarray:
 def cosines(
     rows: np.ndarray, others: np.ndarray, source_rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the absolute cosine of corresponding rows, (n,); 1 where both are zero.
+    """Return the absolute cosines of corresponding rows, (n,); 1 if both rows are zero.
 
     Parameters
     ----------
     rows, others
         Two arrays of rows, (n, D) and (m, D).
     source_rows
-        The row of the second array that corresponds to each of the first, (n,); all in order by
-        default.
+        For each row of the first array, the corresponding row of the second array, (n,); by
+        default, rows of equal number.
     """
     if source_rows is None:
         source_rows = np.arange(len(others))
@@ -119,9 +120,9 @@ def cosines(
 
 
 def are_in_place(rows: np.ndarray, others: np.ndarray, least_cosine: float) -> bool:
-    """Return whether corresponding rows of two arrays (n, D) have at least some cosine.
+    """Return whether corresponding rows of two arrays (n, D) have at least a given cosine.
 
-    Rows that are both zero have the same direction.
+    Two zero rows count as equal.
 
     Examples
     --------
@@ -150,7 +151,7 @@ def _products_of_rows(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _products_of_columns(rows: np.ndarray, others: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield products of stretches of columns, (3, D), whose sums are ⟨x, y⟩, ⟨x, x⟩ and ⟨y, y⟩.
+    """Yield products of stretches of columns, (3, D), with the sums ⟨x, y⟩, ⟨x, x⟩ and ⟨y, y⟩.
 
     ``rows`` and ``others`` are transposed: their columns x and y correspond.
     """
@@ -161,7 +162,7 @@ def _products_of_columns(rows: np.ndarray, others: np.ndarray) -> Iterator[np.nd
 
 
 def _have_cosine(products: np.ndarray, least_cosine: float) -> bool:
-    """Return whether rows with these products (3, n) have at least some cosine, or are zero."""
+    """Return whether rows with these products (3, n) have at least a given cosine, or are zero."""
     across, squares, other_squares = products
     are_zero = (squares == 0) & (other_squares == 0)
     are_near = np.abs(across) > least_cosine * np.sqrt(squares) * np.sqrt(other_squares)
@@ -169,7 +170,7 @@ def _have_cosine(products: np.ndarray, least_cosine: float) -> bool:
 
 
 def _stretches(count: int, length: int) -> list[slice]:
-    """Return the slices of a length that a number of rows consists of; the last may be shorter."""
+    """Return consecutive slices of ``length`` rows; the last slice may be shorter."""
     return [slice(start, start + length) for start in range(0, count, length)]
 
 
@@ -185,14 +186,15 @@ def _by_stretches(
 def _assigned_rows(expected: np.ndarray, actual: np.ndarray) -> np.ndarray | None:
     """Assign an actual row to each expected row, by sketches (n, S).
 
-    Each row has the number of the nearest actual row for a label: equal rows have one label. The
-    rows of a label are assigned in order, such as those of repeated key heads or of pruned heads.
+    The label of a row is the number of the nearest actual row, so that equal rows have one label.
+    Rows with one label, such as rows of repeated key heads or of pruned heads, are assigned in
+    order.
 
     Returns
     -------
     ndarray of int or None
         The actual row of each expected row, (n,). None if a label occurs more often among the
-        expected rows than among the actual ones.
+        expected rows than among the actual rows.
     """
     labels_of_actual = nearest(actual, actual)
     labels_of_expected = nearest(expected, actual)
@@ -214,7 +216,7 @@ def permutation(
     least_cosine: float,
     sketches: Sequence[np.ndarray] = (),
 ) -> np.ndarray | None:
-    """Return the actual rows that make the expected rows.
+    """Return the order of the actual rows that makes the expected rows.
 
     Parameters
     ----------
@@ -223,7 +225,7 @@ def permutation(
     alike
         The least cosine of equal rows.
     sketches
-        The sketches of both arrays, if they have been computed before.
+        The sketches of both arrays, if already computed.
 
     Returns
     -------
@@ -263,10 +265,10 @@ def screening_sample(rows: np.ndarray) -> slice:
 
 
 def lacks_rows(sample: np.ndarray, actual_sketches: np.ndarray, least_cosine: float) -> bool:
-    """Return whether one of a few expected rows is not among the actual rows.
+    """Return whether a sampled expected row is not among the actual rows.
 
-    ``sample`` and ``actual_sketches`` are sketches. A sketch may err by as much as the cosine may
-    lie below 1; rows of zeros are ignored.
+    ``sample`` and ``actual_sketches`` are sketches. The error of a sketch may be as large as the
+    difference of the least cosine from 1. Rows of zeros are ignored.
     """
     matches = actual_sketches[nearest(sample, actual_sketches)]
     similarity = sketch_cosines(sample, matches)

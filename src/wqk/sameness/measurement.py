@@ -1,4 +1,4 @@
-"""Measure two blocks: their distance in each circuit, and the settings in which they differ."""
+"""Measurement of two blocks: their distance in each circuit, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from wqk.sameness.tolerances import RESOLUTION, SUSPECT
 class Signatures:
     """Signatures of the blocks of both models, (H, P²) each, computed when needed.
 
-    A signature is a short mark of a circuit, see `wqk.sameness.form_causes.signature`.
+    A signature summarizes a circuit, see `wqk.sameness.form_causes.signature`.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], pairs: Sequence[PlanPair]) -> None:
@@ -47,15 +47,15 @@ class Signatures:
         self._computed[number, circuit] = signatures
 
     def are_alike(self, reference: int, candidate: int, circuit: str, least_cosine: float) -> bool:
-        """Return whether the heads of two blocks have the same form, by their signatures.
+        """Return whether the heads of two blocks have equal forms, by their signatures.
 
         Parameters
         ----------
         reference, candidate
-            Numbers of the pairs: of that with the reference's block, and of that with the
-            candidate's.
+            Number of the pair with the reference's block, and number of the pair with the
+            candidate's block.
         circuit
-            The circuit that is compared.
+            The circuit to compare.
         least_cosine
             The least cosine of signatures of equal heads.
         """
@@ -70,7 +70,7 @@ class Signatures:
         return bool((cosines > least_cosine).all())
 
     def _of_pair(self, number: int, circuit: str) -> list[np.ndarray]:
-        """Return the signatures of a pair of blocks; none if one of them lacks the circuit."""
+        """Return the signatures of a pair of blocks; none if a block lacks the circuit."""
         if (number, circuit) not in self._computed:
             forms = scorings(self._checkpoints, self._pairs[number], circuit)
             self.add(number, circuit, forms or ())
@@ -79,18 +79,18 @@ class Signatures:
 
 @dataclass
 class BlockMeasurement:
-    """The comparison of two blocks, while their circuits are measured one after the other.
+    """The comparison of two blocks while their circuits are measured one by one.
 
     Attributes
     ----------
     models, pair
         The two models, and the plans of the two blocks.
     tolerance
-        Relative distance that is accepted although rounding does not explain it.
+        Relative distance that is accepted besides rounding.
     differences
         The difference of each circuit that differs, by the circuit's name.
     mismatches, distance, beside, heads, moved, head, allowed, undecided
-        As in a `BlockComparison`; ``allowed`` is its tolerance.
+        As in a `BlockComparison`, with ``allowed`` for the tolerance.
     """
 
     models: Sequence[Model]
@@ -114,7 +114,7 @@ class BlockMeasurement:
     def measure(self, signatures: Signatures, number: int) -> BlockComparison:
         """Measure all circuits, and add the signatures of the pair's blocks.
 
-        ``number`` is that of the pair among the ``signatures``.
+        ``number`` is the number of the pair in ``signatures``.
         """
         checkpoints, pair = self.checkpoints, self.pair
         self.heads = np.zeros(pair[0].query.heads)
@@ -152,7 +152,7 @@ class BlockMeasurement:
             yield from _sinks(self.checkpoints, (reference.sinks, candidate.sinks))
 
     def _add_equal(self, circuit: str) -> None:
-        """Add a circuit that is stored as the same bytes."""
+        """Add a circuit whose stored bytes are equal in both blocks."""
         if circuit == SCORES:
             self.distance = dict.fromkeys(positions(*self.pair), 0.0)
             self.undecided = undecided_positions(self.pair, None)
@@ -160,7 +160,7 @@ class BlockMeasurement:
             self.beside[circuit] = 0.0
 
     def _have_equal_heads(self, reference: Scoring, candidate: Scoring) -> bool:
-        """Return whether two blocks have equal numbers of heads; if not, add the difference."""
+        """Return whether two blocks have equal numbers of heads; if not, add a mismatch."""
         self.undecided = undecided_positions(self.pair, (reference, candidate))
         _require_sizes(self.pair[0], reference, candidate)
         expected_count, actual_count = len(reference.query.weight), len(candidate.query.weight)
@@ -180,7 +180,7 @@ class BlockMeasurement:
         return False
 
     def _add_sizes(self, circuit: str, reference: Scoring, candidate: Scoring) -> None:
-        """Add a circuit whose sizes differ."""
+        """Add a circuit whose sizes differ between the blocks."""
         reason = f"{_sizes(reference)} against {_sizes(candidate)}"
         self.mismatches.append(cause_of_circuit(circuit, Mismatch(Kind.SIZES, reason)))
         self.beside[circuit] = math.nan
@@ -207,7 +207,7 @@ class BlockMeasurement:
                 self.heads = np.maximum(self.heads, np.where(shares > 1, by_head, 0.0))
 
     def _wrong_groups(self) -> list[Mismatch]:
-        """Find columns with the scales of other groups, which a format's tolerance may hide."""
+        """Find columns with the scales of other groups; a format's tolerance may hide them."""
         query = Part(self.pair[1].query.tensor, ((0, 1),))
         if not self.checkpoints[1].regrouping(query):
             return []
@@ -236,7 +236,7 @@ class BlockMeasurement:
 
 
 def _require_sizes(plan: AttentionPlan, reference: Scoring, candidate: Scoring) -> None:
-    """Require that two blocks have equal numbers of query rows, and equal widths."""
+    """Raise an error if two blocks differ in numbers of query rows or in widths of inputs."""
     if _rows_and_widths(reference) == _rows_and_widths(candidate):
         return
     raise CheckpointError(

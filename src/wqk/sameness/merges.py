@@ -1,9 +1,10 @@
-"""The part of an adapter that survives a merge: a change projected on the product of its factors.
+"""Share of an adapter in a merged model: the change, projected on the product of the factors.
 
 The reference is a base model W with an adapter, W + P; the candidate C should be their merge. The
-share <C − W, P> / <P, P> is 1 where the adapter is merged, 0 where it is not, 2 where it is merged
-twice. A merge into a base of few bits rounds most of the adapter away: the share is then between.
-The method needs no tolerance for quantization, whose rounding is independent of the product.
+share <C − W, P> / <P, P> is 1 if the adapter is merged, 0 if the adapter is not merged, and 2 if
+the adapter is merged twice. A merge into a base of few bits rounds most of the adapter away: the
+share is then between 0 and 1. The method needs no tolerance for quantization, whose rounding is
+independent of the product.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ class MergedShare:
     Attributes
     ----------
     name, stored
-        The reference's name of the tensor, and the candidate's.
+        Name of the tensor in the reference, and in the candidate.
     share
-        1 where the adapter is merged, 0 where it is not.
+        1 if the adapter is merged, 0 if the adapter is not merged.
     deviation
         Standard deviation of the share, from the rounding of the candidate.
     mistake
-        What happened, in a phrase that follows *is*; empty for a right merge. A wrong merge of DoRA
+        The mistake, as a phrase that follows *is*; empty for a right merge. A wrong merge of DoRA
         has no share.
     is_dora
-        Whether the adapter is of DoRA.
+        Whether the adapter is a DoRA adapter.
     edit
-        The edit of the candidate's tensor, as it is stored, that makes the merge a right one.
+        The edit of the candidate's stored tensor that corrects the merge.
     """
 
     name: str
@@ -68,12 +69,12 @@ class MergedShare:
 
     @property
     def chance(self) -> float:
-        """The largest difference of shares that is chance."""
+        """The largest difference of shares that chance explains."""
         return max(LEAST_SHARE, CHANCE * self.deviation)
 
     @property
     def is_whole(self) -> bool:
-        """True if the share differs from 1 by no more than chance."""
+        """True if the share is 1 up to chance."""
         return abs(self.share - 1) <= self.chance
 
     @property
@@ -88,13 +89,13 @@ class MergedShare:
 
     @property
     def layer(self) -> int | None:
-        """The number of the tensor's layer; None without a number."""
+        """Number of the tensor's layer; None if the name has no number."""
         numbers = numbers_of(self.name)
         return numbers[0] if numbers else None
 
 
 def adapted(checkpoint: Checkpoint) -> AdaptedCheckpoint | None:
-    """Return the base model with an adapter that a checkpoint is, also below views of it."""
+    """Return the adapted base model in a checkpoint, also below views; None without an adapter."""
     while isinstance(checkpoint, View):
         checkpoint = checkpoint.inner
     return checkpoint if isinstance(checkpoint, AdaptedCheckpoint) else None
@@ -103,10 +104,10 @@ def adapted(checkpoint: Checkpoint) -> AdaptedCheckpoint | None:
 def merged_shares(
     checkpoints: Sequence[Checkpoint], names: Mapping[str, str]
 ) -> Iterator[MergedShare]:
-    """Measure the share of an adapter in each tensor that both models have in one shape.
+    """Measure the share of an adapter in all tensors that both models have in one shape.
 
-    Nothing is measured where the reference has no adapter, or where the candidate's tensor has
-    changed otherwise by more than rounding.
+    A tensor is left out if the reference has no adapter for the tensor, or if the candidate's
+    tensor also has other changes, larger than rounding.
     """
     reference, candidate = checkpoints
     adapter = adapted(reference)
@@ -139,7 +140,7 @@ class _MergedTensor:
     base, product, actual
         The base model's tensor, the update that the adapter adds, and the candidate's tensor.
     info
-        Of the candidate's tensor.
+        Metadata of the candidate's tensor.
     """
 
     def __init__(
@@ -161,10 +162,10 @@ class _MergedTensor:
 
     @property
     def share(self) -> MergedShare | None:
-        """The share of the update; None if nothing is known of the tensor.
+        """The share of the update; None if the share cannot be measured.
 
-        Nothing is known if the update is the rounding of float32 alone, as of an adapter before its
-        training; or if the change contains more than the update and rounding.
+        The share cannot be measured if the update is only the rounding of float32, as for an
+        adapter before training, or if the change contains more than the update and rounding.
         """
         update = self._adapter.decomposed(self._name)
         if update is not None:
@@ -172,7 +173,7 @@ class _MergedTensor:
         return None if self._fitted is None else self._share_of_lora(self._fitted)
 
     def _fitted_if_plain(self, product: np.ndarray) -> FittedMerge | None:
-        """Fit the change; None if it contains more than the update and rounding."""
+        """Fit the change; None if the change contains more than the update and rounding."""
         if _norm(product) <= SAFETY * ROUNDING["F32"] * _norm(self._base):
             return None
         fitted = fit_merge(self._base, product, self._actual)
@@ -180,12 +181,12 @@ class _MergedTensor:
         return fitted if fitted.residual <= BESIDE_ADAPTER * allowed else None
 
     def _measured(self, fitted: FittedMerge) -> MergedShare:
-        """Return the share with its deviation, still without a mistake."""
+        """Return the share with its deviation, without the mistake."""
         deviation = fitted.residual / math.sqrt(self._actual.size) / fitted.product
         return MergedShare(self._name, self._name, fitted.share, deviation)
 
     def _share_of_dora(self, update: DoraUpdate) -> MergedShare | None:
-        """Return the share of an adapter of DoRA; None if it is not known, and no mistake fits."""
+        """Return the share of a DoRA adapter; None if unknown and without a known mistake."""
         base, actual = self._base, self._actual
         if update.transposed:
             base, actual = base.T, actual.T
@@ -200,7 +201,7 @@ class _MergedTensor:
         return replace(share, mistake=mistake, is_dora=True)
 
     def _share_of_lora(self, fitted: FittedMerge) -> MergedShare:
-        """Return the share of an adapter of LoRA, with the mistake of a wrong merge."""
+        """Return the share of a LoRA adapter, with the mistake of a wrong merge."""
         share = self._measured(fitted)
         if share.is_whole and not fitted.transposed:
             return share
@@ -223,7 +224,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def merge_sentence(shares: Sequence[MergedShare]) -> str:
-    """Return one sentence on the shares of an adapter by layer, and by module where these differ.
+    """Return one sentence on the shares of an adapter by layer; by module if these differ.
 
     Examples
     --------
@@ -257,7 +258,7 @@ def merge_sentence(shares: Sequence[MergedShare]) -> str:
 
 
 def _phrases(shares: Sequence[MergedShare], by_module: bool) -> list[tuple[str, str]]:
-    """Return the shares of one layer, each with its modules in parentheses if they are listed."""
+    """Return the shares of one layer, with the modules of each share if ``by_module``."""
     if not by_module:
         return [(_range(shares), "")]
     modules: dict[str, list[str]] = {}
@@ -267,20 +268,20 @@ def _phrases(shares: Sequence[MergedShare], by_module: bool) -> list[tuple[str, 
 
 
 def _spread(shares: Sequence[MergedShare]) -> float:
-    """Return the difference of the largest and the smallest share of some tensors."""
+    """Return the difference between the largest and the smallest share of some tensors."""
     values = [share.share for share in shares]
     return max(values) - min(values)
 
 
 def _range(shares: Sequence[MergedShare]) -> str:
-    """Return the least and the largest share of some tensors as text."""
+    """Return the smallest and the largest share of some tensors as text."""
     values = [share.share for share in shares]
     low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return low if low == high else f"{low} to {high}"
 
 
 def merge_causes(shares: Sequence[MergedShare]) -> list[Cause]:
-    """Return the causes of tensors into which an adapter was not merged as it should be.
+    """Return the causes of tensors with a wrong merge of an adapter.
 
     Examples
     --------

@@ -97,21 +97,21 @@ class Mismatch:
     reason
         The cause in one phrase.
     steps
-        The steps that undo the change; empty where none are known.
+        The steps that undo the change; empty if unknown.
     sides
         The affected sides of the form: ``query``, ``key``, or both.
     heads
         The affected heads; empty for all.
     facts
         Numbers and names behind the reason; all are part of `to_dict`. Code reads these keys:
-        ``circuit``, the circuit, if it is not the scores; ``tensors``, the role of each tensor by
-        name; ``name``, of a setting; ``factor`` and ``factors``, of all heads and of each head;
+        ``circuit``, a circuit besides the scores; ``tensors``, the role of each tensor by name;
+        ``name``, of a setting; ``factor`` and ``factors``, of all heads and of each head;
         ``query_heads``, ``key_heads`` and ``groups``, of a pairing, and of an order of heads: the
-        candidate's query head and key head that correspond to each head of the reference;
-        ``other_layer``, the source of a layer; ``missing``, ``repeated`` and ``new``, layers of a
-        stack; ``method``, ``mistake`` and ``share``, of a merge. If one weight has a cause in
-        whole heads, ``key_heads``, ``value_heads`` or ``output_heads`` are those of the weight,
-        and ``query_heads`` those that use them.
+        candidate's query head and key head for each head of the reference; ``other_layer``, the
+        source of a layer; ``missing``, ``repeated`` and ``new``, layers of a stack; ``method``,
+        ``mistake`` and ``share``, of a merge. If whole heads of one weight are the cause,
+        ``key_heads``, ``value_heads`` or ``output_heads`` are the heads of the weight, and
+        ``query_heads`` the query heads that use them.
     """
 
     verdict: Kind
@@ -126,21 +126,21 @@ class Mismatch:
 
     @property
     def repair(self) -> str:
-        """Code that undoes the change; empty where none is known."""
+        """Code that undoes the change; empty if unknown."""
         return program(merged_steps(self.steps))
 
     @property
     def unexplained(self) -> bool:
-        """True if only the distance of two blocks is known, not the cause."""
+        """True if only the distance of the blocks is known, and not the cause."""
         return self.verdict in UNEXPLAINED
 
     @property
     def is_close(self) -> bool:
-        """True if the blocks are as near to each other as a copy that was trained on."""
+        """True if the blocks are as near to each other as a model and its further trained copy."""
         return self.verdict is Kind.CLOSE
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for JSON."""
+        """Return all fields as plain values, for JSON."""
         return {
             "verdict": self.verdict,
             "reason": self.reason,
@@ -181,7 +181,7 @@ def head_order(query_heads: Numbers, groups: int) -> Mismatch:
 
 
 def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
-    """Make the cause of query heads that belong to other key heads.
+    """Make the cause of query heads that use other key heads.
 
     Parameters
     ----------
@@ -215,7 +215,8 @@ def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
 def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mismatch:
     """Make the cause of scores that are multiplied by a factor for each head.
 
-    The root of the head width, which is forgotten most often, is named.
+    If the factor is the root of the head width, the most frequent mistake, the reason names the
+    root.
 
     Parameters
     ----------
@@ -224,7 +225,7 @@ def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mi
     width
         The head width.
     uncertainty
-        The relative difference of a factor that rounding explains. If all factors are one round
+        Relative difference of a factor that rounding explains. If all factors equal one round
         number up to this difference, the cause has the round number.
 
     Examples
@@ -255,7 +256,7 @@ def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mi
 
 
 def _root(factor: float, width: int) -> str:
-    """Name a factor that is the root of a width, or its inverse; empty for other factors."""
+    """Name a factor that is the root of a width or its inverse; empty for any other factor."""
     root = math.sqrt(width)
     if math.isclose(factor, root, rel_tol=SAME_SHARE):
         return f"√{width}"
@@ -277,14 +278,14 @@ def setting(name: str, expected: Any, actual: Any, steps: Sequence[Step] = ()) -
 
 
 def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
-    """Make the cause of blocks that no known change makes equal: a distance, in some heads.
+    """Make the cause of blocks that no known change makes equal: the distance of some heads.
 
     Parameters
     ----------
     distances
         Relative distance of each head.
     shares
-        The distance of each head over its tolerance.
+        The distance of each head divided by its tolerance.
     """
     far = [head for head, share in enumerate(shares) if share > 1]
     low = min(distances[head] for head in far)
@@ -305,7 +306,7 @@ def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
 
 
 def _within_tolerance(distances: Numbers, shares: Numbers) -> str:
-    """Return a clause on the heads whose distance nearly exceeds its tolerance; or nothing."""
+    """Return a clause on heads whose distance nearly exceeds the tolerance; else empty."""
     near = [head for head, share in enumerate(shares) if NEARLY < share <= 1]
     if not near:
         return ""
@@ -314,11 +315,11 @@ def _within_tolerance(distances: Numbers, shares: Numbers) -> str:
 
 
 def _counted(heads: Numbers) -> str:
-    """Return numbers of heads after the noun."""
+    """Return the word for heads, followed by their numbers."""
     return f"head {heads[0]}" if len(heads) == 1 else f"heads {listed(heads)}"
 
 
 def listed(numbers: Numbers) -> str:
-    """Return numbers as text that fits a line; an ellipsis stands for further numbers."""
+    """Return numbers as text that fits on a line; an ellipsis replaces further numbers."""
     shown = " ".join(map(str, numbers[:MOST_NUMBERS]))
     return f"{shown} …" if len(numbers) > MOST_NUMBERS else shown

@@ -1,4 +1,4 @@
-"""Tensors of attention that models of a type always have, and that a file lacks."""
+"""Tensors of attention that all models of a type have, and that a file lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wqk.sameness.tensor_names import title_in_block
 
 
 class CompletedBlock(NamedTuple):
-    """A candidate's block with the tensors that its file lacks, taken from the reference."""
+    """A block of the candidate with missing tensors added from the reference."""
 
     cause: Mismatch
     model: Model
@@ -26,7 +26,7 @@ class CompletedBlock(NamedTuple):
 
 
 def cause_of_missing(pair: PlanPair, models: Sequence[Model]) -> Mismatch | None:
-    """Return the cause of a block that lacks tensors which the reference has; None without such."""
+    """Return the cause of a block that lacks tensors of the reference; None if complete."""
     sources = _sources(pair, models)
     if not sources:
         return None
@@ -37,7 +37,7 @@ def cause_of_missing(pair: PlanPair, models: Sequence[Model]) -> Mismatch | None
 
 
 def completed_block(models: Sequence[Model], pair: PlanPair) -> CompletedBlock | None:
-    """Return the candidate's block as it is with its missing tensors; None if it lacks none."""
+    """Return the candidate's block with its missing tensors added; None if complete."""
     reference, candidate = models
     cause = cause_of_missing(pair, models)
     if cause is None:
@@ -52,7 +52,7 @@ def completed_block(models: Sequence[Model], pair: PlanPair) -> CompletedBlock |
 
 
 def _sources(pair: PlanPair, models: Sequence[Model]) -> dict[str, str]:
-    """Return the reference's name of each tensor that the candidate's block and file lack."""
+    """Return the reference's names of the tensors that the candidate's block and file lack."""
     reference, candidate = models
     reference_prefix, candidate_prefix = _prefixes(pair[0].query.tensor, pair[1].query.tensor)
     sources = {}
@@ -68,9 +68,9 @@ def _sources(pair: PlanPair, models: Sequence[Model]) -> dict[str, str]:
 
 
 def _lost_from_norms(pair: PlanPair) -> Iterator[str]:
-    """Yield the reference's names of tensors of the norms before the projections that are missing.
+    """Yield the reference's names of missing tensors of the norms before the projections.
 
-    Both blocks must be of one family, whose files have these tensors or lack all of them.
+    Both blocks must be of one family; a model's files have these tensors for all norms or for none.
     """
     if pair[0].family != pair[1].family:
         return
@@ -86,7 +86,7 @@ def _lost_from_norms(pair: PlanPair) -> Iterator[str]:
 
 
 def _prefixes(reference_name: str, candidate_name: str) -> tuple[str, str]:
-    """Return the beginnings of two names, without the ending that both names share.
+    """Return two names without their common ending.
 
     Examples
     --------

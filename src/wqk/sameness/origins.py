@@ -1,7 +1,8 @@
-"""Origins of whole tensors: the reference's tensor whose numbers a wrong tensor holds.
+"""Origins of whole tensors: the tensor of the reference with the numbers of a wrong tensor.
 
-A tensor is recognized by a sketch, a few random projections of its first row, and confirmed entry
-by entry. Two names of one *pattern* differ only in the numbers of layers and of experts.
+A sketch, a few random projections of the first row, identifies a tensor; a comparison of all
+entries confirms the match. Two names of one *pattern* differ only in the numbers of layers and of
+experts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PROJECTIONS = 8
 
 @dataclass(frozen=True)
 class Origin:
-    """A tensor of the candidate that holds another tensor of the reference.
+    """A tensor of the candidate that contains another tensor of the reference.
 
     Attributes
     ----------
@@ -40,7 +41,7 @@ class Origin:
 
     @property
     def differing_words(self) -> tuple[str, str] | None:
-        """The words in which two names of the same layer and expert differ; None for others.
+        """The words that differ in two names of one layer and expert; None for other names.
 
         Examples
         --------
@@ -61,7 +62,7 @@ class Origin:
 
     @property
     def differing_number(self) -> NumberPair | None:
-        """The one number in which names of one pattern differ; None for others.
+        """The only number that differs in two names of one pattern; None for other names.
 
         Examples
         --------
@@ -90,10 +91,10 @@ class Origin:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """A key that origins of one cause have in common.
+        """A key that all origins with one cause share.
 
-        Tensors of a layer that changed places are one cause for each pair of words; experts are one
-        cause for each layer; layers are one cause.
+        Exchanged tensors of a layer are one cause for each pair of words, exchanged experts one
+        cause for each layer, and exchanged layers one cause.
         """
         differing_words = self.differing_words
         if differing_words is not None:
@@ -111,7 +112,7 @@ class NumberPair(NamedTuple):
     Attributes
     ----------
     place
-        The place among all numbers of a name: 0 for the layer.
+        The index among all numbers of a name: 0 for the layer.
     target, source
         The number in both names.
     """
@@ -131,14 +132,14 @@ def find_origins(
     checkpoints
         The reference and the candidate.
     names
-        The candidate's name of each of the reference's tensors that it has.
+        The candidate's names of the reference's tensors that the candidate has.
     wrong
-        The reference's names of the tensors that are not as expected in the candidate.
+        The reference's names of the wrong tensors of the candidate.
 
     Returns
     -------
     dict
-        By the reference's name of a tensor; only those that are found.
+        The origins that were found, by the reference's name of the wrong tensor.
     """
     reference, candidate = checkpoints
     targets = [name for name in wrong if name in names]
@@ -161,9 +162,9 @@ def find_origins(
 
 
 def _nearest_first(sketch: np.ndarray, others: np.ndarray) -> list[int]:
-    """Return the numbers of the sketches (m, S) that are near a sketch (S,), the nearest first.
+    """Return the numbers of the sketches (m, S) that are near a sketch (S,), nearest first.
 
-    None are near a sketch of zeros, which constant tensors have.
+    The result is empty for a sketch of zeros, the sketch of a constant tensor.
     """
     if not sketch.any():
         return []
@@ -188,7 +189,7 @@ def _sketch(checkpoint: Checkpoint, name: str) -> np.ndarray:
 
 
 def _holds(checkpoints: Sequence[Checkpoint], source: str, stored: str) -> bool:
-    """Return whether the candidate's tensor holds the numbers of one of the reference's."""
+    """Return whether a tensor of the candidate contains the numbers of a reference's tensor."""
     infos = checkpoints[0].info(source), checkpoints[1].info(stored)
     if infos[0].shape != infos[1].shape:
         return False

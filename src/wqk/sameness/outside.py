@@ -1,4 +1,4 @@
-"""Comparison of all tensors outside the forms of attention, as they are stored.
+"""Comparison of all stored tensors outside the forms of attention.
 
 Tensors of forms are compared as forms. The remaining tensors of attention modules (learned position
 terms, temperatures, gates) and the mixers of layers without attention (linear attention,
@@ -34,14 +34,14 @@ TOWERS = ("vision", "audio", "text")
 
 
 class Scope(NamedTuple):
-    """The tensors that are to be compared.
+    """The tensors to compare.
 
     Attributes
     ----------
     everything
-        True if all tensors are compared, not only those of attention and of other mixers.
+        True if all tensors are compared, not only tensors of attention and of other mixers.
     layers
-        The layers that are compared; None for all. Of single layers, only forms are compared.
+        The layers to compare; None for all. If layers are selected, only forms are compared.
     tolerance
         Relative distance of a tensor that is accepted.
     """
@@ -61,7 +61,7 @@ class OutsideComparison(NamedTuple):
     unknown
         Parts of attention that could not be compared.
     not_compared
-        The names of tensors that were not to be compared.
+        The names of tensors outside the scope.
     """
 
     tensors: tuple[TensorComparison, ...]
@@ -85,9 +85,9 @@ def compare_outside(
     pairs, blocks
         The pairs of blocks, and the comparison of each pair.
     names
-        The candidate's name of each of the reference's tensors, as far as names agree.
+        The candidate's names of the reference's tensors, where names agree.
     scope
-        The tensors that are to be compared.
+        The tensors to compare.
     """
     comparison = _OutsideComparison(models, pairs, blocks, names)
     roles_of_models = [roles(model) for model in models]
@@ -114,7 +114,7 @@ def compare_outside(
 
 @dataclass
 class _OutsideComparison:
-    """Two models with their blocks, and comparisons of the tensors outside the forms."""
+    """Two models with their blocks, for comparisons of the tensors outside the forms."""
 
     models: Sequence[Model]
     pairs: Sequence[PlanPair]
@@ -128,7 +128,7 @@ class _OutsideComparison:
     def choose(
         self, roles_of_models: Sequence[Mapping[str, str]], scope: Scope
     ) -> list[dict[str, str]]:
-        """Return the tensors of each model that are compared, with their roles."""
+        """Return the tensors of each model to compare, with their roles."""
         if scope.layers is not None:
             return [{}, {}]
         chosen_roles = {ATTENTION, MIXER}
@@ -145,10 +145,10 @@ class _OutsideComparison:
         return chosen
 
     def _add_partners(self, chosen: Sequence[dict[str, str]]) -> None:
-        """Add the tensors of each model whose partners in the other model are compared.
+        """Add the tensors of each model whose counterparts in the other model are compared.
 
-        A guessed family may not know that a tensor belongs to a form. The tensor is then compared
-        as it is stored, and is not reported as missing.
+        With a guessed family, a tensor of a form may be unknown in one model. The stored tensors
+        are then compared, and the tensor is not reported as missing.
         """
         reference_roles, candidate_roles = chosen
         reference, candidate = (checkpoint.tensors() for checkpoint in self.checkpoints)
@@ -175,7 +175,7 @@ class _OutsideComparison:
 
     @property
     def _have_one_layout(self) -> bool:
-        """True if queries of both models have one name in each block."""
+        """Return whether the queries of each block have corresponding names in both models."""
         pairs = self.pairs or [*zip(self.models[0].mixers, self.models[1].mixers, strict=False)]
         return all(
             self.names.get(reference.query.tensor) == candidate.query.tensor
@@ -183,9 +183,9 @@ class _OutsideComparison:
         )
 
     def compare_rows_outside_forms(self) -> tuple[list[TensorComparison], list[str]]:
-        """Compare rows of tensors of forms that no form contains, such as gates next to queries.
+        """Compare rows of tensors of forms that are in no form, such as gates next to queries.
 
-        Returned are the comparisons, and descriptions of rows that cannot be compared.
+        The result contains the comparisons, and descriptions of rows that cannot be compared.
         """
         reference_parts, candidate_parts = (
             {part.name: part for part in parts_outside_forms(model)} for model in self.models
@@ -207,9 +207,10 @@ class _OutsideComparison:
         return tensors, unknown
 
     def tensors_with_stray_entries(self) -> Iterator[TensorComparison]:
-        """Yield tensors with single entries that differ, too few for the forms to differ.
+        """Yield tensors with single entries that differ, too few to change the forms.
 
-        These are tensors of blocks that are equal within their tolerance, but not bit by bit.
+        Only blocks that are equal within their tolerance, but not bit by bit, can have such
+        tensors.
         """
         compared: set[str] = set()
         for (plan, _), block in zip(self.pairs, self.blocks, strict=True):
@@ -227,7 +228,7 @@ class _OutsideComparison:
                 yield _of_attention(name, self.names[name], differing[name])
 
     def _is_stored_alike(self, name: str) -> bool:
-        """Return whether both models store plain numbers of one shape under corresponding names."""
+        """Return whether both models store plain numbers of one shape under one name."""
         infos = [
             self.checkpoints[0].info(name),
             self.checkpoints[1].tensors().get(self.names.get(name, "")),
@@ -244,7 +245,7 @@ def _formed_besides_scores(model: Model) -> list[str]:
 
 
 def _accepted(tensor: TensorComparison, tolerance: float) -> TensorComparison:
-    """Return the comparison of a tensor; a distance within a given tolerance is rounding."""
+    """Return the comparison of a tensor; a distance within the accepted tolerance is rounding."""
     is_accepted = tolerance > 0 and tensor.distance <= tolerance
     if tensor.outcome is Outcome.DIFFERS and is_accepted:
         return replace(tensor, outcome=Outcome.ROUNDED)
@@ -252,7 +253,7 @@ def _accepted(tensor: TensorComparison, tolerance: float) -> TensorComparison:
 
 
 def _of_attention(name: str, other: str, stored: StoredComparison) -> TensorComparison:
-    """Return the comparison of a tensor of attention."""
+    """Return the comparison of a tensor, with the role of a tensor of attention."""
     return TensorComparison(
         name=name,
         other=other,
@@ -288,7 +289,7 @@ def _with_stray_entries(differing: Mapping[str, StoredComparison]) -> Iterator[s
 
 
 def _layer_prefixes(pairs: Sequence[PlanPair]) -> list[LayerPrefixes]:
-    """Return the prefixes of the names of each two layers that are compared with each other."""
+    """Return the pairs of prefixes of the names of two layers that are compared."""
     pairs_of_prefixes: dict[LayerPrefixes, None] = {}
     for reference, candidate in pairs:
         prefixes = layer_prefix(reference.query.tensor), layer_prefix(candidate.query.tensor)
@@ -309,10 +310,10 @@ def _found_in_fused(
     tensors: Sequence[TensorComparison],
     layers: Sequence[LayerPrefixes],
 ) -> list[TensorComparison]:
-    """Return the comparisons, in which tensors that lie in a fused weight are found.
+    """Return the comparisons, with tensors found if they are part of a fused weight.
 
-    A guess names the queries and keys of a fused weight, and not its values. Separate values of a
-    guess may lie in a fused weight of the other model.
+    A guessed family names the queries and keys of a fused weight, and not its values. Its separate
+    values may be part of a fused weight of the other model.
     """
     plans = [plan for model in models for plan in model.plans]
     is_fused = any(plan.query.tensor == plan.key.tensor for plan in plans)
@@ -342,7 +343,7 @@ def _found_in_fused(
 
 
 def absent_towers(models: Sequence[Model]) -> list[str]:
-    """Return a note on each tower that a configuration describes, and of which no file has blocks.
+    """Return a note on each tower that a configuration describes and no file contains.
 
     Vision, audio and text models of a composite model are towers.
     """

@@ -1,12 +1,13 @@
-"""Names of orders of a weight's rows, each with the edit that brings the order about.
+"""Names of orders of a weight's rows, each with the edit that makes the order.
 
-An order is given as *rows*: for each row of the result, the row of the candidate that it is taken
-from, so that ``w[rows]`` is the expected weight. Names are searched in this order:
+An order is an array *rows*: for each row of the result, the source row of the candidate. The
+expected weight is ``w[rows]``. Names are searched in this order:
 
-- `Reorder`: rotary pairs become halves, or the reverse; heads are regrouped; two of these in a row;
+- `Reorder`: rotary pairs become halves, or halves become pairs; heads are regrouped; two of these
+  changes in sequence;
 - `Sections`: queries, keys and values of a fused weight are joined in another way;
 - rolled and reversed rows; views of the rows with up to four axes, in another order of the axes;
-- one order that is repeated in every stretch of rows; a few rows in each other's places.
+- one order that is repeated in every stretch of rows; an order in which only a few rows moved.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -51,14 +52,14 @@ AxesView: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class NamedOrder(NamedTuple):
-    """An order of rows that has a name.
+    """An order of rows with a name.
 
     Attributes
     ----------
     description
-        A phrase on what happened, such as ``rolled by 5``.
+        The change as a phrase, such as ``rolled by 5``.
     edit
-        The edit that brings the order about.
+        The edit that makes the order.
     """
 
     description: str
@@ -66,7 +67,7 @@ class NamedOrder(NamedTuple):
 
 
 class ReorderKind(StrEnum):
-    """Kind of a reordering: the order of rotary pairs after it, or another order of heads."""
+    """Kind of a reordering: the resulting order of rotary pairs, or another order of heads."""
 
     HALF = "half"
     INTERLEAVED = "interleaved"
@@ -79,7 +80,7 @@ OPPOSITE_ORDERS = {"half": "interleaved", "interleaved": "half"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of a block that views of its weights are made of.
+    """Numbers of a block that determine views of its weights.
 
     Attributes
     ----------
@@ -88,7 +89,8 @@ class Sizes:
     rotated
         Number of dimensions of a head that rotate with positions; R without rotary positions.
     order
-        The order in which rotary pairs are read, ``half`` or ``interleaved``; empty without them.
+        The order of rotary pairs in the model, ``half`` or ``interleaved``; empty without rotary
+        positions.
     """
 
     heads: int
@@ -99,7 +101,7 @@ class Sizes:
 
     @property
     def factors(self) -> dict[int, str]:
-        """Names of the lengths of axes that views have, those with a meaning first."""
+        """Names of the lengths of axes in views; lengths with a meaning come first."""
         share = self.heads // self.groups
         named = [
             (self.heads, "heads"),
@@ -127,13 +129,13 @@ class Reorder:
     Attributes
     ----------
     rows
-        For each row of the result, the row that it is taken from.
+        For each row of the result, its source row.
     kind
-        The kind: pairs that lie side by side become halves, halves become pairs, or heads move.
+        The kind: neighboring pairs become halves, halves become pairs, or heads move.
     heads, width
-        Number and width of the heads that the rows make, as the reordering assumes.
+        Number and width of the heads that the reordering assumes.
     order
-        The reordering as an `Order`, which can print itself.
+        The reordering as an `Order`, which can be printed.
     """
 
     rows: Int[np.ndarray, " rows"]
@@ -145,7 +147,7 @@ class Reorder:
 
 @cache
 def reorders(heads: int, width: int, rotated: int) -> tuple[Reorder, ...]:
-    """Return every reordering of H·R rows, those of the actual heads first.
+    """Return all reorderings of H·R rows; reorderings with the actual heads come first.
 
     Parameters
     ----------
@@ -189,12 +191,12 @@ def _shape_of_pairs(kind: ReorderKind, rotated: int) -> tuple[int, int]:
 
 
 def to_order(order: str, heads: int, width: int, rotated: int) -> Int[np.ndarray, " rows"]:
-    """Return the rows of a side that bring its rotary pairs into an order from the opposite order.
+    """Return the rows of a side that convert rotary pairs to an order from the opposite order.
 
     Parameters
     ----------
     order
-        The order of rotary pairs after it, ``half`` or ``interleaved``.
+        The resulting order of rotary pairs, ``half`` or ``interleaved``.
     heads, width, rotated
         As for `reorders`.
     """
@@ -208,10 +210,10 @@ def to_order(order: str, heads: int, width: int, rotated: int) -> Int[np.ndarray
 def sequences_to(
     rows: Int[np.ndarray, " rows"], heads: int, width: int, rotated: int
 ) -> list[tuple[Reorder, ...]]:
-    """Return sequences of one or two reorderings whose result has its rows in this order.
+    """Return the sequences of one or two reorderings that result in an order of rows.
 
-    All sequences have the same result, and therefore all are possible mistakes: in heads of width
-    8, a conversion that was done twice equals one that was not done.
+    All sequences have one result. Therefore all sequences are possible mistakes: in heads of width
+    8, a conversion that was done twice has the same result as a missing conversion.
 
     Parameters
     ----------
@@ -223,8 +225,8 @@ def sequences_to(
     Returns
     -------
     list of tuple of Reorder
-        First the single reorderings, then one that is done twice, on the actual heads. Any other
-        pair of reorderings only without these.
+        First single reorderings, then a reordering that was done twice, with the actual heads.
+        Other pairs of reorderings are returned only if there are none of these.
     """
     candidates = reorders(heads, width, rotated)
     single: list[tuple[Reorder, ...]] = [
@@ -246,9 +248,9 @@ def sequences_to(
 
 
 def whole_heads(rows: np.ndarray, width: int) -> np.ndarray | None:
-    """Return the head that each head is taken from, (H,).
+    """Return, for each head, its source head, (H,).
 
-    None unless the rows are whole heads, each with its rows in order.
+    None unless the rows are whole heads with their rows in order.
 
     Examples
     --------
@@ -267,12 +269,12 @@ def whole_heads(rows: np.ndarray, width: int) -> np.ndarray | None:
 
 
 def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, NamedOrder] | None:
-    """Return kind and name of an order of queries or keys; None without such a name.
+    """Return the kind and the name of an order of queries or keys; None without a name.
 
     Parameters
     ----------
     rows, heads
-        The order, and the number of heads that the rows make.
+        The order, and the number of heads in the rows.
     sizes
         The numbers of the block.
     """
@@ -292,7 +294,7 @@ def name_of_side(rows: np.ndarray, heads: int, sizes: Sizes) -> tuple[Kind, Name
 def _name_of_sequences(
     sequences: Sequence[tuple[Reorder, ...]], heads: int, sizes: Sizes
 ) -> tuple[Kind, NamedOrder]:
-    """Return kind and name of sequences of reorderings that have one result."""
+    """Return the kind and the name of sequences of reorderings with one result."""
     descriptions = list(dict.fromkeys(_in_words(sequence, heads, sizes) for sequence in sequences))
     description = descriptions[0]
     if len(descriptions) > 1:
@@ -344,7 +346,7 @@ def _single_in_words(reorder: Reorder, heads: int, sizes: Sizes) -> str:
 
 
 def _regrouped_in_words(reorder: Reorder) -> str:
-    """Describe heads that lie in the order of another grouping."""
+    """Describe heads in the order of another grouping."""
     return f"heads regrouped: {reorder.heads} heads in the order of another grouping"
 
 
@@ -352,7 +354,7 @@ def _regrouped_in_words(reorder: Reorder) -> str:
 def _views(count: int, sizes: Sizes) -> tuple[AxesView, ...]:
     """Return shapes of up to four axes with orders of the axes, the simplest first.
 
-    All lengths but one are among the factors of the sizes; the remaining length follows.
+    All lengths except one are factors of the sizes; the remaining length follows.
     """
     views: dict[AxesView, None] = {}
     for axes in (2, 3, 4):
@@ -368,7 +370,7 @@ def _views(count: int, sizes: Sizes) -> tuple[AxesView, ...]:
 
 
 def _is_tried(order: tuple[int, ...]) -> bool:
-    """Return whether an order of axes is tried: four axes only if three of them do not suffice."""
+    """Return whether an order of axes is tried: four axes only if three axes do not suffice."""
     if len(order) < 4:
         return order != tuple(range(len(order)))
     keeps_neighbors = any(b == a + 1 for a, b in pairwise(order))
@@ -376,7 +378,7 @@ def _is_tried(order: tuple[int, ...]) -> bool:
 
 
 def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name an order of any rows; None if it has no short name.
+    """Name any order of rows; None if the order has no short name.
 
     Examples
     --------
@@ -396,7 +398,7 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name an order that exchanges axes of a view; None if it exchanges none."""
+    """Name an order that exchanges axes of a view; None for other orders."""
     count = len(rows)
     start = np.arange(count)
     sample = evenly_spaced(count, FIRST_COMPARED)
@@ -417,7 +419,7 @@ def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name an order that is the same in every stretch of rows; None if it is not."""
+    """Name an order that is repeated in every stretch of rows; None for other orders."""
     count = len(rows)
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}
@@ -434,7 +436,7 @@ def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_short(rows: np.ndarray) -> NamedOrder | None:
-    """Name an order in which only a few rows moved, by their numbers; None for more rows."""
+    """Name an order with a few moved rows by the numbers of these rows; None for more rows."""
     moved = np.flatnonzero(rows != np.arange(len(rows)))
     if len(moved) > SHORT:
         return None
@@ -444,7 +446,7 @@ def _name_short(rows: np.ndarray) -> NamedOrder | None:
 
 
 def _name_within(order: np.ndarray, sizes: Sizes) -> NamedOrder:
-    """Name an order within a stretch of rows that is the same in every stretch."""
+    """Name an order that is repeated in every stretch of rows by the order within a stretch."""
     length, width = len(order), sizes.width
     heads = whole_heads(order, width) if length > width else None
     if heads is not None:
@@ -458,7 +460,7 @@ def _name_within(order: np.ndarray, sizes: Sizes) -> NamedOrder:
 
 
 def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder | None:
-    """Name an order in which queries, keys and values are joined otherwise, or moved inside.
+    """Name an order with queries, keys and values joined differently, or with moved rows inside.
 
     Parameters
     ----------
@@ -479,7 +481,7 @@ def name_in_fused(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder 
 
 
 def _name_of_sections(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOrder | None:
-    """Name an order in which queries, keys and values are joined otherwise; None for others."""
+    """Name an order with queries, keys and values joined differently; None for other orders."""
     groups = sizes.groups
     lengths = sizes.heads * sizes.width, groups * sizes.width, groups * sizes.width
     if sum(lengths) != len(rows):
@@ -499,7 +501,7 @@ def _name_of_sections(rows: np.ndarray, by_group: bool, sizes: Sizes) -> NamedOr
 
 
 def _in_shards(shards: int, groups: int, order: Sequence[int]) -> str:
-    """Describe a fused weight that is joined of shards, each with q, k and v in this order."""
+    """Describe a fused weight of shards, each with q, k and v in an order."""
     letters = " ".join("qkv"[part] for part in order)
     in_order = "" if letters == "q k v" else f", in the order {letters}"
     if shards == 1:

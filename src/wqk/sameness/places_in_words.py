@@ -9,7 +9,7 @@ from wqk.families import Place
 
 
 def places_in_words(places: Sequence[Place]) -> str:
-    """Return blocks in few words, each once.
+    """Describe blocks in a few words, without repetitions.
 
     Examples
     --------

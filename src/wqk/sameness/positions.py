@@ -1,8 +1,8 @@
-"""Rotary positions that a family only names: the evidence on them that a comparison still has.
+"""Rotary positions whose rotation is unknown: the remaining evidence for a comparison.
 
-The rotation is not known; therefore forms are compared at distance 0 alone, where any order of rows
-gives the same scores. Two models of one family can be told apart by their settings. Two models are
-the same only if the rows of their queries and keys also lie in the same order.
+The rotation is unknown. Therefore forms are compared only at distance 0, where any order of rows
+results in the same scores. Two models of one family differ if their settings differ. Two models are
+the same only if the rows of their queries and keys also have the same order.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def is_guessed(pairs: Iterable[PlanPair]) -> bool:
 
 
 def positions_unknown(pair: PlanPair) -> bool:
-    """Return whether the positions of one of two blocks may turn in a way that is not known."""
+    """Return whether the rotation by positions of either block is unknown."""
     return any(plan.rotation_unknown for plan in pair)
 
 
 def named_settings(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch]:
-    """Yield settings that differ, of positions that the one family of both blocks only names."""
+    """Yield settings that differ, if both blocks have one family and unknown rotations."""
     reference, candidate = pair
     of_one_family = reference.family == candidate.family
     is_guess = any(plan.rule.guess for plan in pair)
@@ -89,14 +89,14 @@ def _rotary_settings(model: Model, section: str) -> dict[tuple[str, ...], Any]:
 
 
 def undecided_positions(pair: PlanPair, forms: tuple[Scoring, Scoring] | None) -> str:
-    """Return why the positions of two blocks are not decided; empty if they are.
+    """Return the reason why the positions of two blocks are undecided; empty if decided.
 
     Parameters
     ----------
     pair
         The plans of the two blocks.
     forms
-        Their scores; None for blocks that store the same bytes.
+        The scores of the blocks; None for blocks that store the same bytes.
     """
     if not positions_unknown(pair):
         return ""

@@ -52,7 +52,7 @@ def printed(comparison: Comparison) -> Iterator[Any]:
 
 
 def _line_of_cause(cause: Cause) -> Text:
-    """Return the reason of a cause, the sides that the reason does not name, and its layers."""
+    """Return the reason of a cause, sides that are not in the reason, and the layers."""
     reason = cause.mismatch.reason
     place = f", {cause.where}"
     if not any(side in reason for side in cause.mismatch.sides):
@@ -72,7 +72,7 @@ def _unexplained_tensors(comparison: Comparison) -> Iterator[Text | str]:
 
 
 def table_of_distances(comparison: Comparison) -> Sheet:
-    """Return a table of the distances of blocks that differ; blocks of equal causes are a row."""
+    """Return a table of the distances of blocks that differ; blocks of equal causes are one row."""
     groups: dict[tuple[str, ...], list[BlockComparison]] = {}
     for block in comparison.different_blocks:
         kinds = [str(mismatch.verdict) for mismatch in block.mismatches]
@@ -103,11 +103,11 @@ def _footnote(blocks: Sequence[BlockComparison]) -> str:
 
 
 def _largest(distances: Iterable[float | None]) -> str:
-    """Return the largest distance as text; a dash where no distance is known."""
+    """Return the largest distance as text; a dash if no distance is known."""
     known = [distance for distance in distances if distance is not None]
     return f"{max(known):.1e}" if known else "–"
 
 
 def _code(text: str) -> Text:
-    """Return code that is neither wrapped nor indented, and can be copied as it is."""
+    """Return code as text that is neither wrapped nor indented, for copying."""
     return Text(text, no_wrap=True, overflow="ignore")

@@ -1,7 +1,7 @@
-"""Quantized weights of a block whose codes are not those of the other model's exact weights.
+"""Quantized weights of a block with other codes than rounding of the exact weights gives.
 
-See `wqk.sameness.half_steps` for the test. Weights whose entries do not correspond one by one, such
-as rotated ones, are left out: their forms alone can be compared.
+See `wqk.sameness.half_steps` for the test. Weights without corresponding entries, such as rotated
+weights, are left out: only their forms can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESCALED = "equal codes, other scales"
 
 
 def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterator[Mismatch]:
-    """Find quantized weights of a block that were quantized from others, or have other scales."""
+    """Find quantized weights of a block with codes of other weights, or with other scales."""
     if not any(plan.quantized for plan in pair):
         return
     beyond: dict[str, dict[str, float]] = {}
@@ -58,7 +58,7 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
 def _share_beyond(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
     """Return the share of a weight's entries beyond half a step; 0 if entries do not correspond.
 
-    ``infos`` are the metadata of the reference's tensor and of the candidate's.
+    ``infos`` are the metadata of the tensors of the reference and the candidate.
     """
     if not is_coded_alone(infos):
         return 0.0
@@ -80,7 +80,7 @@ def _share_beyond(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
 
 
 def _change_of_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
-    """Return the largest relative change of the scales of two weights with equal codes; or 0."""
+    """Return the largest relative change of the scales of two weights with equal codes; else 0."""
     expected_grid, actual_grid = (info.grid for info in infos)
     if expected_grid is None or expected_grid != actual_grid:
         return 0.0

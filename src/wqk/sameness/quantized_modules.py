@@ -1,4 +1,4 @@
-"""Weights that are quantized where the configuration excludes them, or the reverse."""
+"""Weights that are quantized or plain, contrary to the configuration."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from wqk.sameness.tensor_names import title_in_block
 
 
 def misquantized_weights(checkpoint: Checkpoint, plan: AttentionPlan) -> Iterator[Mismatch]:
-    """Yield weights that are quantized where the configuration excludes them, or the reverse.
+    """Yield the causes of weights that are quantized or plain against the configuration.
 
-    Weights of one format are one cause; the format of plain weights is the empty text.
+    Weights of one format have one cause; the format of plain weights is the empty text.
     """
     titles_by_format: dict[str, set[str]] = {}
     for side in (plan.query, plan.key, plan.value, plan.output):
@@ -49,7 +49,7 @@ def _format_of(checkpoint: Checkpoint, name: str) -> str:
 def _is_excluded(config: Mapping[str, Any], module: str) -> bool | None:
     """Return whether a configuration excludes the weight of a linear module from quantization.
 
-    None if the configuration has no list of such modules, or rules that are not read.
+    None if the configuration has no list of excluded modules, or has rules that are not supported.
     """
     match config.get("quantization_config"):
         case {"quant_method": "awq", "modules_to_not_convert": [*listed]}:

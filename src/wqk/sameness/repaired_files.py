@@ -1,10 +1,10 @@
-"""Write the candidate with its repair: a folder with the same files, in which little has changed.
+"""Write the candidate with its repair: a folder with the same files and few changes.
 
 The candidate's files are copied into a hidden folder next to the target. The printed code of the
-repair then runs on the tensors of the copies: what it reads comes from the copy, what it assigns is
-written at once, in its own type (see `wqk.sameness.rewritten_files`). At the end the folder
-gets its name. Names, shards, types, metadata and the bytes of all other tensors are those of the
-candidate, and memory is that of a few tensors. Until the last step, nothing has the name of the
+repair then runs on the tensors of the copies. Tensors are read from the copy, and assigned tensors
+are written at once, in their stored type (see `wqk.sameness.rewritten_files`). Names, shards,
+types, metadata and the bytes of all other tensors do not change. Only a few tensors are in memory
+at a time. At the end the folder is renamed to the target; until then, no folder has the name of the
 target.
 """
 
@@ -40,13 +40,13 @@ MOST_LISTED = 3
 class ExpectedTensors(Mapping[str, Any]):
     """The reference's tensors under the candidate's names and in its layout.
 
-    Tensors of blocks are made block by block, and those of the last block are kept; all others are
-    read as they are.
+    Tensors of blocks are computed block by block, and the tensors of the last block are kept. All
+    other tensors are read without changes.
 
     Attributes
     ----------
     supplied
-        Names that were asked for.
+        Names of the tensors that were requested.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ExpectedTensors(Mapping[str, Any]):
 
 
 class AdapterFactors(Mapping[str, tuple[Tensor, Tensor]]):
-    """The factors of an adapted reference by the candidate's names, for printed code.
+    """The factors of an adapted reference, by the candidate's names, for printed code.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def require_local(candidate: Any, revision: str | None) -> Path:
 
 
 def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]) -> None:
-    """Check that a repair is known, and that it is no guess.
+    """Check that a repair is known, and does not depend on a guess.
 
     Raises
     ------
@@ -178,11 +178,11 @@ def write_repaired(
     comparison
         The comparison of the two models.
     models, pairs, names
-        The models, their pairs of blocks, and the candidate's name of each reference's tensor.
+        The models, their pairs of blocks, and the candidate's names of the reference's tensors.
     source
-        The candidate: a folder of safetensors files, or one such file.
+        The candidate: a folder of safetensors files, or one safetensors file.
     folder
-        The new folder; it must not exist, or be empty.
+        The new folder, which must be absent or empty.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def _files_of(source: Path) -> list[Path]:
 def _tensors_of(folder: Path, candidate: Model) -> FileTensors:
     """Return the tensors of the copied files, for printed code.
 
-    Quantized tensors have no numbers of their own, and are left out.
+    Quantized tensors are left out, because their numbers are not stored directly.
     """
     locations: dict[str, TensorLocation] = {}
     for path in sorted(folder.rglob("*.safetensors")):

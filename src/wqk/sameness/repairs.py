@@ -1,7 +1,7 @@
 """Repairs as programs: steps that edit the candidate's tensors and its configuration.
 
-A program is text for people, and it is what runs: `wqk.sameness.execution` runs the printed lines
-themselves. Its variables are
+A program is text for people, and also the code that is run: `wqk.sameness.execution` runs the
+printed lines. The variables of a program are
 
 - ``tensors``: the candidate's tensors by name, as they are stored;
 - ``reference``: the reference's tensors under the candidate's names and in the candidate's layout;
@@ -72,7 +72,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Tensors that take the places of each other."""
+    """Tensors to exchange with each other."""
 
     targets: tuple[str, ...]
     sources: tuple[str, ...]
@@ -84,9 +84,9 @@ class Exchange:
 
     @property
     def cycles(self) -> list[Exchange]:
-        """The same exchange in the smallest parts: tensors that take each other's places in a ring.
+        """Split the exchange into independent cycles of tensors.
 
-        An exchange that copies a tensor, instead of exchanging all, is one part.
+        If a tensor is copied instead of exchanged, the exchange is not split.
 
         Examples
         --------
@@ -111,7 +111,7 @@ class Exchange:
         return cycles
 
     def renamed(self, rename: Callable[[str], str]) -> Exchange:
-        """Return the step with other names."""
+        """Return the step with new names of tensors."""
         return Exchange(tuple(map(rename, self.targets)), tuple(map(rename, self.sources)))
 
     def code(self) -> str:
@@ -140,14 +140,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Recut:
-    """Tensors that are joined, brought into another order of rows, and cut again.
+    """Tensors to join, reorder by rows, and cut again.
 
     Attributes
     ----------
     names, lengths
-        The tensors in the order in which they are joined, and their numbers of rows.
+        The tensors in the order of joining, and their numbers of rows.
     order
-        The order of the joined rows, after which they are cut at the same places.
+        The new order of the joined rows, which are then cut at the same places.
     axis
         The axis of the rows.
     """
@@ -163,7 +163,7 @@ class Recut:
         return self.names
 
     def renamed(self, rename: Callable[[str], str]) -> Recut:
-        """Return the step with other names."""
+        """Return the step with new names of tensors."""
         return replace(self, names=tuple(map(rename, self.names)))
 
     def code(self) -> str:
@@ -180,14 +180,14 @@ class Recut:
 
 
 class Template(str):
-    """The name of a tensor with ``{layer}`` in the place of its layer's number."""
+    """The name of a tensor with ``{layer}`` instead of the number of its layer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class ForLayers:
-    """One step for several layers.
+    """One step, repeated for several layers.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ class ForLayers:
 
     @property
     def singles(self) -> list[Exchange | Recut]:
-        """The same steps, layer by layer."""
+        """The step for each layer."""
         steps = []
         for layer in self.layers:
             number = str(layer)
@@ -235,12 +235,12 @@ class ForLayers:
 
 @dataclass(frozen=True)
 class Renumber:
-    """Layers of a stack that get other numbers, are taken from the reference, or are removed.
+    """Layers of a stack that get new numbers, are taken from the reference, or are removed.
 
     Attributes
     ----------
     start
-        The names of the tensors of all layers before the layer's number.
+        The beginning of the names of all tensors, before the layer's number.
     endings
         The names of a layer's tensors after the number.
     moves
@@ -309,7 +309,7 @@ class Renumber:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of the configuration, by the keys that lead to it; None as its value removes it."""
+    """A setting of the configuration, by its path of keys; ``removed`` to delete the key."""
 
     path: tuple[str, ...]
     value: Any
@@ -335,7 +335,7 @@ class Setting:
 
 
 def quoted(text: str) -> str:
-    """Return a string literal in double quotes, where the text allows them."""
+    """Return a string literal, in double quotes if possible."""
     if isinstance(text, Template):
         return f'f"{text}"'
     literal = repr(text)
@@ -348,10 +348,10 @@ StepType = TypeVar("StepType", bound=Step)
 
 
 def merged_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Merge the steps of several causes into a shorter program of the same effect.
+    """Merge the steps of several causes into a shorter program with the same effect.
 
-    Equal steps are kept once. The order is: settings, new numbers of layers, tensors that move (in
-    loops over layers), and one change for each edit, of all tensors with this edit.
+    Repeated steps are removed. The order is: settings, new numbers of layers, tensors that move (in
+    loops over layers), and for each edit one change of all tensors with this edit.
     """
     settings: list[Setting] = []
     renumberings: list[Renumber] = []
@@ -375,12 +375,12 @@ def merged_steps(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _each_once(steps: Iterable[StepType]) -> list[StepType]:
-    """Return steps without repetitions: steps that print the same lines are equal."""
+    """Return steps without repetitions; steps with equal code are equal."""
     return list({step.code(): step for step in steps}.values())
 
 
 def _moves(step: Step) -> list[Exchange | Recut]:
-    """Return the exchanges and cuts that a step contains, in the smallest parts."""
+    """Return the exchanges and cuts of a step; an exchange is split into its cycles."""
     if isinstance(step, ForLayers):
         return step.singles
     if isinstance(step, Exchange):
@@ -391,7 +391,7 @@ def _moves(step: Step) -> list[Exchange | Recut]:
 
 
 def _joined_changes(changes: Iterable[Change]) -> list[Change]:
-    """Return one change for each edit, with all tensors that have this edit."""
+    """Join changes with the same edit into one change of all their tensors."""
     edits: dict[str, Edit] = {}
     names_by_code: dict[str, dict[str, None]] = {}
     for change in changes:
@@ -402,7 +402,7 @@ def _joined_changes(changes: Iterable[Change]) -> list[Change]:
 
 
 def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
-    """Join equal steps of several layers into one that is repeated for each.
+    """Join equal steps of several layers into one repeated step.
 
     Steps that cannot be joined come first.
     """
@@ -429,10 +429,10 @@ def _looped(steps: Iterable[Exchange | Recut]) -> list[Step]:
 
 
 def _only_layer(names: Iterable[str]) -> int | None:
-    """Return the layer in which all tensors lie.
+    """Return the layer of all tensors.
 
-    None if they lie in several, or if a name contains more than one number, or cannot be a template
-    for the names in other layers.
+    None if the tensors are in several layers, or if a name contains more than one number, or cannot
+    be a template for the names in other layers.
     """
     layers: set[int] = set()
     for name in names:
@@ -467,7 +467,7 @@ def wrapped(line: str) -> str:
 
 
 def for_each(names: Sequence[str], body: str) -> str:
-    """Return lines that run ``body`` with ``name`` as each of several names.
+    """Return lines that run ``body`` for each name, with the variable ``name``.
 
     Examples
     --------
@@ -491,13 +491,13 @@ def for_each(names: Sequence[str], body: str) -> str:
 
 
 def _for_names(names: Sequence[str], body: str) -> str:
-    """Return a loop over names, which are listed one a line."""
+    """Return a loop over names, one name a line."""
     listed = "".join(f"    {quoted(name)},\n" for name in names)
     return f"for name in (\n{listed}):\n{textwrap.indent(body, '    ')}"
 
 
 def _repetition(names: Sequence[str]) -> tuple[list[Template], list[int]] | None:
-    """Return templates and layers whose combinations are the names; None if there are none."""
+    """Return templates and layers whose combinations are the names; None for other names."""
     if not all(map(_can_be_template, names)):
         return None
     layers_by_template: dict[Template, list[int]] = {}
@@ -514,7 +514,7 @@ def _repetition(names: Sequence[str]) -> tuple[list[Template], list[int]] | None
 
 
 def _can_be_template(name: str) -> bool:
-    """Return whether a name needs no escapes within an f-string."""
+    """Return whether a name can be written in an f-string without escapes."""
     return not any(character in name for character in "{}\\\"'")
 
 
@@ -524,7 +524,7 @@ def _of_layer(template: str, number: str) -> str:
 
 
 def _sequence(layers: Sequence[int]) -> str:
-    """Return numbers of layers as code: a range, or else a tuple.
+    """Return numbers of layers as code: a range if possible, else a tuple.
 
     Examples
     --------

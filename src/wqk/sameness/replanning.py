@@ -1,8 +1,8 @@
-"""A block, planned again with settings of the reference: the fewest settings that restore its plan.
+"""Plan a block again with settings of the reference: the fewest settings that restore its plan.
 
 Before the repair of a setting is reported, the setting is applied and the model is planned again.
-The part of a configuration that describes the attention of a plan is its *attention configuration*:
-the whole configuration, or a nested part such as ``text_config``.
+The *attention configuration* of a plan is the part of the configuration that describes its
+attention: the whole configuration, or a nested part such as ``text_config``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RepairedPlan = tuple[Mismatch, AttentionPlan]
 
 
 class RestoringSettings(NamedTuple):
-    """Settings after which a plan agrees with the reference's.
+    """Settings that make a plan agree with the reference's plan.
 
     Attributes
     ----------
@@ -45,14 +45,15 @@ class RestoringSettings(NamedTuple):
 def fewest_settings(
     keys: Sequence[str], restore: Callable[[Sequence[str]], RestoringSettings | None]
 ) -> RestoringSettings | None:
-    """Return the fewest of some settings that restore a plan; None if all together do not.
+    """Return the fewest settings that restore a plan; None if all settings do not suffice.
 
     Parameters
     ----------
     keys
-        The keys of the settings. One after the other is left out, if the rest suffices.
+        The keys of the settings. A key is left out if the remaining keys suffice.
     restore
-        Returns the plan with the settings of some keys; None if that plan is not the expected one.
+        Function that returns the plan with the settings of some keys; None if this plan is not the
+        expected plan.
     """
     fewest = restore(keys)
     if fewest is None:
@@ -70,7 +71,7 @@ OF_TYPE = ("model_type", "architectures")
 def find_restoring_settings(
     models: Sequence[Model], pair: PlanPair, view: Callable[[AttentionPlan], Any]
 ) -> RestoringSettings | None:
-    """Return the fewest of the reference's settings after which ``view`` of both plans is equal.
+    """Return the fewest of the reference's settings that make ``view`` of both plans equal.
 
     If the candidate's model type does not use a setting, the candidate needs the reference's type,
     too.
@@ -80,7 +81,7 @@ def find_restoring_settings(
     models, pair
         The two models, and the plans of the two blocks.
     view
-        Returns the part of a plan that is compared.
+        Function that returns the compared part of a plan.
 
     Returns
     -------
@@ -99,14 +100,14 @@ def find_restoring_settings(
 
 
 class _SettingsTrial:
-    """A trial of settings of the reference in the candidate's configuration.
+    """A trial of the reference's settings in the candidate's configuration.
 
     Parameters
     ----------
     models, pair, view
         As for `find_restoring_settings`.
     type_keys
-        Settings of the model type that the candidate takes from the reference in any case.
+        Settings of the model type that the candidate always takes from the reference.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class _SettingsTrial:
 
     @property
     def differing_keys(self) -> list[str]:
-        """Keys of the settings that plans read, and that differ."""
+        """Keys of the differing settings that plans read."""
         read = {*keys_of(self._reference_plan.rule), "pruned_heads"}
         return [
             key
@@ -167,7 +168,7 @@ def attention_config(model: Model, plan: AttentionPlan) -> dict[str, Any]:
 
 
 def config_path(plan: AttentionPlan) -> tuple[str, ...]:
-    """Return the keys that lead to a plan's attention configuration; none if it is the whole."""
+    """Return the keys that lead to a plan's attention configuration; empty for the whole."""
     return (plan.rule.config,) if plan.rule.config else ()
 
 
@@ -177,12 +178,12 @@ def replanned(
     own_config: Mapping[str, Any],
     whole: Mapping[str, Any] | None = None,
 ) -> AttentionPlan | None:
-    """Plan the same block with another configuration; None if the configuration cannot be read.
+    """Plan a block again with another configuration; None if the configuration is invalid.
 
     Parameters
     ----------
     model, plan
-        The model, and the plan of the block as it is.
+        The model, and the present plan of the block.
     own_config
         The new attention configuration.
     whole

@@ -12,7 +12,7 @@ from wqk.sameness.verdicts import Verdict
 
 
 def failure(comparison: CheckpointComparison) -> Iterator[str]:
-    """Yield lines of a failed assertion: the sentence, causes, tensors, and the repair."""
+    """Yield lines of a failed assertion: sentence, causes, tensors, and repair."""
     yield comparison.sentence
     for cause in comparison.causes:
         yield f"{cause.where}: {cause.mismatch.reason}"
@@ -23,7 +23,7 @@ def failure(comparison: CheckpointComparison) -> Iterator[str]:
 
 
 def junit(comparison: CheckpointComparison) -> bytes:
-    """Return the comparison as JUnit's XML: a case for each block and each other tensor.
+    """Return the comparison as JUnit's XML: a case for each block and each further tensor.
 
     Parts that were not compared are skipped cases.
     """

@@ -1,8 +1,8 @@
-"""Tensors of safetensors files: read, written in their location, resized and added.
+"""Tensors of safetensors files: read, overwritten, resized and added.
 
-A tensor that keeps its shape is written in its location, and nothing else of the file changes. A
-tensor of another shape, or one that the file lacks, is kept in a file of its own until the end.
-Then the shard is written once more: a new header, and the bytes of all other tensors as they are.
+If a tensor keeps its shape, its bytes are overwritten, and the rest of the file does not change. A
+tensor with a new shape, or a new tensor, is kept in a separate file until the end. Then its shard
+is written again: a new header, the new tensors, and the unchanged bytes of all other tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TensorLocation(NamedTuple):
     path
         The file.
     dtype
-        The type, as safetensors names it, such as ``BF16``.
+        The type in the spelling of safetensors, such as ``BF16``.
     shape
         The stored shape.
     start, end
@@ -84,14 +84,14 @@ def read_location(location: TensorLocation) -> np.ndarray:
 
 
 def write_location(location: TensorLocation, values: np.ndarray) -> None:
-    """Write the numbers of a tensor in its own type, and nothing else."""
+    """Write the numbers of a tensor in its stored type; change nothing else."""
     with location.path.open("r+b") as file:
         file.seek(location.start)
         file.write(encoded(values, location.dtype))
 
 
 def encoded(values: np.ndarray, dtype: str) -> bytes:
-    """Return numbers as the bytes of a floating type, rounded to the nearest.
+    """Return numbers as the bytes of a floating type, rounded to nearest.
 
     Examples
     --------
@@ -111,16 +111,16 @@ def encoded(values: np.ndarray, dtype: str) -> bytes:
 
 
 class FileTensors(MutableMapping[str, Any]):
-    """Tensors of files, for printed code: each is read when it is used, and written at once.
+    """Tensors of files, for printed code: read on use, and written at once.
 
     Parameters
     ----------
     folder
         The folder of the files.
     locations
-        By the names of the candidate's tensors: those with numbers of a plain floating type.
+        Locations of the tensors with a plain floating type, by the candidate's names.
     stored_names
-        The names in the files of the candidate's tensors, also of those without such numbers.
+        Names in the files of all tensors of the candidate, including tensors of other types.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ class FileTensors(MutableMapping[str, Any]):
         self.changed.append(name)
 
     def _set_aside(self, name: str, values: np.ndarray) -> None:
-        """Write a tensor of another shape, or an added one, to a file of its own."""
+        """Write an added tensor, or a tensor with a new shape, to a separate file."""
         location = self._locations.get(name)
         if location is None:
             location = self._location_of_added(name)
@@ -173,9 +173,9 @@ class FileTensors(MutableMapping[str, Any]):
         self._locations[name] = TensorLocation(path, location.dtype, values.shape, 0, len(data))
 
     def _location_of_added(self, name: str) -> TensorLocation:
-        """Return the location of a neighbor, whose shard and type an added tensor gets.
+        """Return the location of a neighbor; the added tensor gets its shard and type.
 
-        The name that the added tensor has in the file is noted.
+        The name of the added tensor in the file is stored.
         """
         if name in self._stored_names:
             raise CheckpointError(
@@ -190,7 +190,7 @@ class FileTensors(MutableMapping[str, Any]):
         return self._locations[neighbor]._replace(path=shard)
 
     def _neighbor_of(self, name: str) -> str:
-        """Return a stored tensor of the same module, or of one around it; the last one of all."""
+        """Return a stored tensor of the nearest module around a name; else the last tensor."""
         module = module_of(name)
         while module:
             for neighbor in self._locations:
@@ -200,7 +200,7 @@ class FileTensors(MutableMapping[str, Any]):
         return [*self._locations][-1]
 
     def finish(self) -> None:
-        """Write the shards once more of which tensors changed their shape, or have new ones."""
+        """Write the shards with resized, added or removed tensors again."""
         by_shard: dict[Path, dict[str, TensorLocation]] = {}
         for name, shard in self._shards.items():
             by_shard.setdefault(shard, {})[self._stored_names[name]] = self._locations[name]
@@ -227,9 +227,9 @@ class FileTensors(MutableMapping[str, Any]):
 
 
 def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation], removed: Collection[str]) -> None:
-    """Write a shard with other tensors instead of some of its own, and with further ones.
+    """Write a shard again, with some tensors replaced and further tensors added.
 
-    ``removed`` are tensors that the shard loses.
+    ``removed`` are the tensors to leave out.
     """
     header, _ = _header_of(shard)
     metadata = header.pop("__metadata__", None)
@@ -257,7 +257,7 @@ def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation], removed: Colle
 
 
 def _copy(location: TensorLocation, target: Any) -> None:
-    """Append the bytes of a tensor to an open file, a few at a time."""
+    """Append the bytes of a tensor to an open file, in pieces."""
     left = location.nbytes
     with location.path.open("rb") as source:
         source.seek(location.start)

@@ -1,4 +1,4 @@
-"""Rotary positions in which two blocks differ, and the settings that set them right.
+"""Rotary positions that differ between two blocks, and the settings that restore them.
 
 The reference's rotation is restored by its base, its scaling, the share of rotated dimensions, or
 the list of kinds of layers, in the spelling of the candidate's configuration.
@@ -54,7 +54,7 @@ def other_rotary(expected: Rotary | None, actual: Rotary | None) -> str:
 
 
 def _differing_frequencies(expected: np.ndarray, actual: np.ndarray) -> str:
-    """Describe the difference of two lists of frequencies in words; empty without a difference."""
+    """Describe the difference of two lists of frequencies in words; empty if equal."""
     if len(expected) != len(actual):
         return (
             f"share of rotated dimensions (partial_rotary_factor): {2 * len(expected)} of each "
@@ -75,7 +75,7 @@ def _differing_frequencies(expected: np.ndarray, actual: np.ndarray) -> str:
 
 
 def base_of(frequencies: np.ndarray) -> float | None:
-    """Return the base of the frequencies; None if they are not powers of one number.
+    """Return the base of the frequencies; None if the frequencies are not powers of one number.
 
     Examples
     --------
@@ -99,13 +99,13 @@ def rotary_repaired(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | N
     """Return the settings that give the candidate's block the reference's rotary positions.
 
     If no setting is the cause, the difference is described, without steps. The order of rotary
-    pairs remains the candidate's.
+    pairs is not changed.
 
     Returns
     -------
     RepairedPlan or None
         The cause, and the candidate's plan with the reference's rotation. None if the rotations are
-        the same, or not known.
+        equal or unknown.
     """
     reference, candidate = pair
     if any(plan.rule.guess or plan.rotation_unknown for plan in pair):
@@ -140,9 +140,10 @@ def rotary_repaired(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | N
 def _other_kind_of_layer(
     models: Sequence[Model], pair: PlanPair, expected: Rotary | None
 ) -> RepairedPlan | None:
-    """Return the list of kinds of layers that gives the block the expected rotation, if one does.
+    """Return the list of kinds of layers that gives a block the expected rotation, or None.
 
-    Kinds of layers have rotary positions of their own, which are right where the list is wrong.
+    Each kind of layer has its own rotary positions. These are right if only the list of kinds is
+    wrong.
     """
     reference_config, candidate_config = attention_configs(models, pair)
     kinds = reference_config.get("layer_types")
@@ -163,7 +164,7 @@ def _steps_of_share(
 ) -> tuple[Setting, ...]:
     """Return the setting of the share of rotated dimensions, by the key of the candidate's family.
 
-    None are returned unless the block has the expected rotation with this setting.
+    The result is empty if the block does not have the expected rotation with this setting.
     """
     if expected is None or plan.rule.rotary is None:
         return ()
@@ -179,14 +180,14 @@ def _steps_of_share(
 
 
 def _frequencies(plan: AttentionPlan) -> object:
-    """Return the frequencies of a plan's rotation, to be compared."""
+    """Return the frequencies of a plan's rotation, for a comparison."""
     return plan.rotary and plan.rotary.frequencies.tobytes()
 
 
 def _with_base_and_scaling(
     models: Sequence[Model], pair: PlanPair, reference: Rotary, candidate: Rotary
 ) -> RepairedPlan | None:
-    """Return the fewest edits of base and scaling that give the candidate the reference's rotation.
+    """Return the fewest edits of base and scaling that restore the reference's rotation.
 
     None if no edit does.
     """
@@ -231,7 +232,7 @@ def _with_base_and_scaling(
 def _differing_settings(
     expected: Mapping[str, Any], actual: Mapping[str, Any], keys: Sequence[str]
 ) -> str:
-    """Describe the base and the scaling of two configurations, if their keys are given."""
+    """Describe the base and the scaling of two configurations, as far as their keys are listed."""
     texts = []
     if "rope_theta" in keys:
         base = actual["rope_theta"]
@@ -268,7 +269,7 @@ def _type_of(scaling: Mapping[str, Any]) -> str:
 
 
 def _kind_of_layer(config: Mapping[str, Any], plan: AttentionPlan) -> str:
-    """Return the kind of a block's layer if kinds have rotary parameters of their own; else empty.
+    """Return the kind of a block's layer if kinds have separate rotary parameters; else empty.
 
     A kind is an entry of ``layer_types``, such as ``sliding_attention``.
     """
@@ -285,7 +286,7 @@ def _kind_of_layer(config: Mapping[str, Any], plan: AttentionPlan) -> str:
 def _rotary_settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the scaling and the base of a configuration, in either spelling of transformers.
 
-    The base is None if it is not set. ``kind`` is that of `_kind_of_layer`.
+    The base is None if not set. ``kind`` is a result of `_kind_of_layer`.
     """
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if kind:
@@ -300,14 +301,14 @@ def _rotary_settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _respelled(
     config: Mapping[str, Any], kind: str, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Setting]]:
-    """Return a configuration with these settings in its own spelling, and the steps to it.
+    """Return a configuration with new rotary settings in its spelling, and the steps to it.
 
     Parameters
     ----------
     config
         The attention configuration.
     kind
-        The kind of layer that has rotary parameters of its own; empty without one.
+        The kind of layer that has separate rotary parameters; else empty.
     settings
         Scaling and base, as `_rotary_settings` returns them.
     """
@@ -326,7 +327,7 @@ def _respelled_by_kind(
     kind: str,
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[Setting]]:
-    """Return the same for ``rope_parameters``, of all layers or of one kind of layers."""
+    """Return a configuration with new ``rope_parameters`` of all layers or one kind."""
     value: dict[str, Any] = {"rope_type": "default", **settings}
     path: tuple[str, ...] = ("rope_parameters",)
     previous: Mapping[str, Any] = parameters

@@ -1,4 +1,4 @@
-"""Round numbers that fitted factors stand for: 2 where a fit to rounded weights gives 1.99995."""
+"""Round numbers near fitted factors: 2 for a fit of 1.99995 to rounded weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STEP_OF_WIDTHS = 8
 
 
 def round_factor(fitted: float, uncertainty: float) -> float:
-    """Return the round number that a fitted factor stands for, or else the fitted factor.
+    """Return the round number near a fitted factor, or else the fitted factor.
 
     Round numbers are whole numbers and their inverses, roots of head widths and their inverses, and
-    numbers of up to three digits. One of them is returned if it differs from the fitted factor by
-    no more than the uncertainty, and if the uncertainty is small compared with the gaps between
-    such numbers: otherwise some round number is always near. A factor is never 1.
+    numbers of up to three digits. A round number is returned if its distance from the fitted factor
+    is at most the uncertainty, and if the uncertainty is small compared with the gaps between round
+    numbers; otherwise some round number is always near. A factor is never 1.
 
     Parameters
     ----------
@@ -83,19 +83,19 @@ class FittedFactor(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The round number that the fitted factor stands for, or else the fitted factor."""
+        """The round number near the fitted factor, or else the fitted factor."""
         return round_factor(self.fitted, self.uncertainty)
 
     def facts(self) -> dict[str, float]:
-        """Return both factors, as facts of a cause."""
+        """Return the fitted and the round factor, as facts of a cause."""
         return {"factor": self.factor, "fitted_factor": self.fitted}
 
 
 def fit_factor(expected: np.ndarray, actual: np.ndarray) -> FittedFactor:
     """Fit the factor of expected weights w to actual weights v, two arrays of one shape.
 
-    With e = v − f w, the factor f has the variance Σ w² e² / (Σ w²)², whatever the sizes of the
-    single roundings e. If w is rounded as well, f is too small by at most the share Σ e² / Σ v².
+    With e = v − f w, the factor f has the variance Σ w² e² / (Σ w²)², for any sizes of the single
+    roundings e. If w is rounded as well, f is too small by at most the share Σ e² / Σ v².
 
     Examples
     --------

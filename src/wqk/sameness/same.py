@@ -1,7 +1,7 @@
 """Compare two checkpoints of one model, to check converted or rewritten models.
 
-`same` opens both models, pairs their blocks, compares, explains, reports, and repairs. Each of
-these steps has a file, which the function calls in this order.
+`same` opens both models, pairs their blocks, compares, explains, reports, and repairs. Each step
+has a separate file; `same` calls the steps in this order.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def same(
     on_progress: Callable[[int, int], None] | None = None,
     **hub: Unpack[HubFolder],
 ) -> CheckpointComparison:
-    """Compare two checkpoints of one model, whatever their families and layouts.
+    """Compare two checkpoints of one model, also across families and layouts.
 
     By default, attention and every other mixer of tokens are compared: scores, values and outputs,
     learned position terms, sinks, the tensors of linear attention and state spaces. The comparison
@@ -76,46 +76,47 @@ def same(
     Parameters
     ----------
     reference, candidate
-        Models, or what `wqk.open` takes: folders, files, hub ids, live modules.
+        Models, or references for `wqk.open`: folders, files, hub ids, live modules.
     revisions
-        Revisions of the two, if they are Hub repositories.
+        Revisions of the reference and of the candidate, if they are Hub repositories.
     family, other_family
-        Family files to use instead of the model types' own.
+        Family files to use instead of the families of the model types.
     heads_per_layer, key_heads
-        Numbers of query and key heads of a model whose file does not contain them. Without them,
-        the numbers of the other model are used.
+        Numbers of query and key heads of a model whose files lack them; by default, the numbers of
+        the other model.
     base
-        Base model of the LoRA adapter among the two, in place of the one that the adapter names.
+        Base model of the model that is a LoRA adapter, instead of the base that the adapter names.
     layers
-        Only these, by their numbers; negative ones count from the last.
+        Numbers of the layers to compare; negative numbers count from the last layer.
     tolerance
-        Relative distance of heads that is accepted although rounding does not explain it.
+        Relative distance of heads that is accepted besides rounding.
     everything
-        Whether every other tensor is compared too: under its name, or found by its numbers; experts
-        in any order that their router has as well.
+        Whether every other tensor is compared, too: under its name, or found by its numbers.
+        Experts may be in any order that their router also has.
     up_to
-        Freedoms of the model that do not count: ``heads``, their order, where scores, values and
-        outputs agree on it, and nothing else is a head's by its number (slopes of ALiBi, sinks,
-        gates); ``neurons``, their order in each feed-forward network; ``stream``, the coordinates
-        of the residual stream, where one orthogonal matrix turns embeddings, attention,
-        feed-forward networks and outputs (QuaRot, SpinQuant). The last two imply ``everything``.
+        Freedoms of the model to ignore. ``heads``: the order of heads, if scores, values and
+        outputs have one order, and no other part belongs to the number of a head (slopes of ALiBi,
+        sinks, gates). ``neurons``: the order of neurons in each feed-forward network. ``stream``:
+        the coordinates of the residual stream, if one orthogonal matrix rotates embeddings,
+        attention, feed-forward networks and outputs (QuaRot, SpinQuant). ``neurons`` and ``stream``
+        imply ``everything``.
     repair
-        A new folder for a repaired copy of the candidate, if the two differ: the same files, names
-        and types, in which the printed repair was run. The copy is then compared with the
-        reference.
+        A new folder for a repaired copy of the candidate, if the models differ. The copy has the
+        same files, names and types, with the printed repair applied. The copy is then compared with
+        the reference.
     merged_with
-        A list of further parents of a merged candidate: models, or what `open_checkpoint` takes.
-        The weights of all parents are fitted, and the candidate is compared with their weighted
-        sum.
+        A list of further parents of a merged candidate: models, or references for
+        `open_checkpoint`. The weights of all parents are fitted, and the candidate is compared with
+        the weighted sum of the parents.
     on_progress
-        Called after every block with the number done and the number of all.
+        Called after every block with the number of compared blocks and the number of all blocks.
     **hub
         ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
 
     Raises
     ------
     CheckpointError
-        The two have no block in common, or differ in their numbers of heads or dimensions.
+        The models have no block in common, or differ in their numbers of heads or dimensions.
 
     Examples
     --------
@@ -203,19 +204,19 @@ def assert_same(reference: Any, candidate: Any, **options: Any) -> CheckpointCom
     Parameters
     ----------
     reference, candidate
-        Models, or what `wqk.open` takes: folders, files, hub ids, live modules.
+        Models, or references for `wqk.open`: folders, files, hub ids, live modules.
     **options
-        Those of `wqk.same`, such as ``everything=True`` for every tensor.
+        Options of `wqk.same`, such as ``everything=True`` for every tensor.
 
     Returns
     -------
     CheckpointComparison
-        As `wqk.same` returns it.
+        The result of `wqk.same`.
 
     Raises
     ------
     AssertionError
-        The models differ, or the comparison could not decide. The message contains the cause and a
+        The models differ, or the comparison is undecided. The message contains the cause and a
         repair.
 
     Examples
@@ -233,7 +234,7 @@ def assert_same(reference: Any, candidate: Any, **options: Any) -> CheckpointCom
 
 
 def _check_arguments(up_to: Collection[str], tolerance: float, merged_with: Sequence[Any]) -> None:
-    """Raise an error for values that the arguments of `same` cannot have."""
+    """Raise an error for invalid arguments of `same`."""
     require_list("up_to", up_to, ["heads"])
     unknown = sorted(set(up_to) - {*FREEDOMS})
     if unknown:
@@ -248,7 +249,7 @@ def _check_arguments(up_to: Collection[str], tolerance: float, merged_with: Sequ
 
 
 def _paired_names(models: Sequence[Model], alignment: Alignment) -> dict[str, str]:
-    """Return the candidate's name of each of the reference's tensors, as far as names agree."""
+    """Return the candidate's names of the reference's tensors, where names agree."""
     reference, candidate = (model.checkpoint.tensors() for model in models)
     reference_plan, candidate_plan = alignment.anchor
     example = reference_plan.query.tensor, candidate_plan.query.tensor
@@ -263,7 +264,7 @@ def _explained(
     tensors: Sequence[TensorComparison],
     shares: Sequence[MergedShare],
 ) -> Explained:
-    """Add the causes of tensors outside the forms: merges, folds, moved and turned tensors."""
+    """Add the causes of tensors outside the forms: merges, folds, moved and transposed tensors."""
     blocks, causes_of_merges = _with_merges(alignment.pairs, blocks, shares)
     explained = with_tensor_causes(
         models,
@@ -283,7 +284,7 @@ def _explained(
 def _with_layer_repairs(
     models: Sequence[Model], alignment: Alignment, explained: Explained
 ) -> Explained:
-    """Add the repairs of stacks of which layers are missing or added."""
+    """Add the repairs of stacks with missing or added layers."""
     blocks, causes = with_layer_repairs(
         models, alignment.pairs, explained.blocks, alignment.missing, alignment.added
     )
@@ -295,8 +296,8 @@ def _with_merges(
 ) -> tuple[list[BlockComparison], list[Cause]]:
     """Add the causes of wrong merges of an adapter.
 
-    Returned are the blocks, with the causes of blocks that do not differ otherwise, and the causes
-    of tensors outside the forms.
+    The result contains the blocks, with causes for blocks that do not differ otherwise, and the
+    causes of tensors outside the forms.
     """
     share_of = {share.name: share for share in shares}
     explained = []

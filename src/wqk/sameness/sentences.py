@@ -1,4 +1,4 @@
-"""Sentences on the outcome of a comparison, made from its records.
+"""Sentences about the outcome of a comparison, made from its records.
 
 Only this file joins counts, causes and places into sentences. Reasons of single causes are made
 with the causes, in `wqk.sameness.mismatches` and next to the finders.
@@ -32,7 +32,8 @@ MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"
 def outcome(comparison: Comparison, *, with_causes: bool = True) -> str:
     """Return the outcome of a comparison in one sentence.
 
-    Without causes, blocks that differ are only counted: the printed lines list their causes.
+    Without ``with_causes``, blocks that differ are only counted; the printed lines list their
+    causes.
     """
     if comparison.verdict is Verdict.DIFFERENT:
         return _differences(comparison, with_causes)
@@ -92,7 +93,7 @@ def _largest_distance(comparison: Comparison) -> str:
 
 
 def _different_blocks(comparison: Comparison, with_causes: bool) -> str:
-    """Return the number of blocks that differ, their causes and distances; or nothing."""
+    """Return the number of blocks that differ, their causes and distances; else empty."""
     differing = comparison.different_blocks
     if not differing:
         return ""
@@ -105,7 +106,7 @@ def _different_blocks(comparison: Comparison, with_causes: bool) -> str:
 
 
 def _range_of_distances(blocks: Sequence[BlockComparison]) -> str:
-    """Return the relative distances of blocks in brackets; nothing if rounding explains all."""
+    """Return the relative distances of blocks in brackets; empty if rounding explains all."""
     distances = [block.farthest for block in blocks if block.farthest > block.tolerance]
     if not distances:
         return ""
@@ -115,7 +116,7 @@ def _range_of_distances(blocks: Sequence[BlockComparison]) -> str:
 
 
 def _name_of_cause(cause: Cause) -> str:
-    """Return the reason of a cause of blocks, or the kind where the reason is only a distance."""
+    """Return the reason of a cause of blocks; the kind if the reason is only a distance."""
     mismatch = cause.mismatch
     is_named = mismatch.steps or mismatch.verdict in NAMED_WITHOUT_REPAIR
     return mismatch.reason if is_named else str(mismatch.verdict)
@@ -131,7 +132,7 @@ def _lone_blocks(blocks: LoneBlocks) -> str:
 
 
 def _different_tensors(comparison: Comparison) -> str:
-    """Return the number of tensors outside the forms that differ, and their causes; or nothing."""
+    """Return the number of tensors outside the forms that differ, and their causes; else empty."""
     texts = [f"{cause.mismatch.reason}, {cause.where}" for cause in comparison.tensor_causes]
     if comparison.unexplained:
         texts.append(few([*map(str, comparison.unexplained)], 1))
@@ -142,7 +143,7 @@ def _different_tensors(comparison: Comparison) -> str:
 
 
 def _different_settings(comparison: Comparison) -> str:
-    """Return the number of settings that differ, and the first of them; or nothing."""
+    """Return the number of settings that differ, and the first of them; else empty."""
     settings = comparison.settings
     if not settings:
         return ""
@@ -152,7 +153,7 @@ def _different_settings(comparison: Comparison) -> str:
 
 
 def _number_that_differs(count: int, noun: str) -> str:
-    """Return a number of things with the verb *differ*.
+    """Return a number of parts with the verb *differ*.
 
     Examples
     --------
@@ -181,7 +182,7 @@ def _compared(comparison: Comparison) -> str:
 
 
 def _moved_most(comparison: Comparison) -> str:
-    """Return a sentence on the heads of quantized weights that moved most; or nothing."""
+    """Return a sentence on the heads of quantized weights that moved most; else empty."""
     if not comparison.quantized:
         return ""
     is_one_stack = len({(block.stack, block.kind) for block in comparison.blocks}) == 1

@@ -1,9 +1,9 @@
-"""The tensors of a candidate's block as they are stored, and as the reference requires them.
+"""The stored tensors of a candidate's block, and the values that the reference requires.
 
-If both models store a block the same way, each tensor should be the reference's tensor. Otherwise
-queries, keys, values and outputs are taken from the reference's layout and put into the
-candidate's, with rotary pairs in the candidate's order, and each key head as often as the candidate
-stores it.
+If both models store a block the same way, each tensor should be equal to the reference's tensor.
+Otherwise queries, keys, values and outputs are converted from the reference's layout to the
+candidate's layout: rotary pairs are put in the candidate's order, and key heads are repeated as in
+the candidate.
 
 Axes: H query heads, G key heads, R head width, D model width.
 """
@@ -34,14 +34,14 @@ USES_OF_LATENTS = {"inner_norm": TensorUse.LATENT_NORM, "inner_bias": TensorUse.
 
 @dataclass(eq=False)
 class ExpectedTensor:
-    """A tensor of the candidate as it is stored: the actual numbers, and the expected ones.
+    """A stored tensor of the candidate: the actual and the expected numbers.
 
     Attributes
     ----------
     actual, expected
-        Both in the candidate's layout; one array if they are known to be equal.
+        Both arrays are in the candidate's layout, and are one array if known to be equal.
     source
-        The corresponding tensor of the reference, or a weight that is stored like it.
+        The corresponding tensor of the reference, or a weight that is stored the same way.
     roles
         Roles of the tensor in the block: several for a fused weight.
     sides
@@ -66,12 +66,12 @@ class StoredBlock:
     checkpoints, plans
         The reference and the candidate, and the plans of their blocks.
     tensors
-        The tensors by the candidate's names. Tensors whose expected value is not known, because
-        the two layouts differ too much, are left out.
+        The tensors by the candidate's names. If the layouts differ too much, the expected value of
+        a tensor is unknown, and the tensor is left out.
     plan
         The candidate's plan, with the biases that only the reference has.
     added
-        These biases, as zeros.
+        The biases that only the reference has, as zeros.
     has_same_layout
         True if both models store the block the same way.
     """
@@ -112,8 +112,9 @@ class StoredBlock:
     def _add_weight(self, name: str, reference: Side, candidate: Side) -> bool:
         """Add the weights of a side; return whether their expected values are known.
 
-        They are not known if the layouts differ and a weight is a product of several tensors, or if
-        the heads of one model are not those of the other, each repeated equally often.
+        If the layouts differ, the values are unknown for a weight that is a product of several
+        tensors, and if the candidate's heads are not the reference's heads, each repeated equally
+        often.
         """
         if self.has_same_layout:
             self._add_stored_weights(name, reference, candidate)
@@ -149,7 +150,7 @@ class StoredBlock:
             self._add_weight("positions of keys", reference.key, candidate.key)
 
     def _add_bias(self, name: str, reference: Side, candidate: Side) -> None:
-        """Add the bias of a side, also if only one model has the bias."""
+        """Add the bias of a side if either model has this bias."""
         if not isinstance(candidate.projection, Projection):
             return
         bias = np.zeros((reference.heads, reference.head_width), np.float32)
@@ -242,17 +243,17 @@ class StoredBlock:
         *,
         copies_source: bool = False,
     ) -> ExpectedTensor:
-        """Return a tensor of the candidate, with one more role.
+        """Return a tensor of the candidate, with an additional role.
 
         Parameters
         ----------
         name, source
-            Names of the tensor in the candidate, and of the corresponding one in the reference.
+            Names of the tensor in the candidate, and of the corresponding tensor in the reference.
         role, side
-            The role that is added, and the side that the tensor contains in this role.
+            The additional role, and the side that the tensor contains in this role.
         copies_source
             Whether the source is the expected value. Otherwise the expected value begins as a copy
-            of the actual value, in which the caller replaces the part of this role.
+            of the actual value, and the caller replaces the part of this role.
         """
         if name not in self.tensors:
             actual, expected = self._arrays(name, source, copies_source)
@@ -277,7 +278,7 @@ class StoredBlock:
 
 
 def added_biases(plans: PlanPair) -> Iterator[str]:
-    """Yield the names of the biases that the candidate's block lacks and the reference's has."""
+    """Yield the names of the biases that only the reference's block has, in the candidate."""
     for name in SIDES:
         reference, candidate = (getattr(plan, name) for plan in plans)
         if reference is None or candidate is None:
@@ -287,7 +288,7 @@ def added_biases(plans: PlanPair) -> Iterator[str]:
 
 
 def _layout_of(plan: AttentionPlan) -> list[object]:
-    """Return how a block is stored, without the names of its tensors."""
+    """Return a description of the storage of a block, without the names of its tensors."""
     layout: list[object] = []
     for name in SIDES:
         side: Side | None = getattr(plan, name)

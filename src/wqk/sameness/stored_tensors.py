@@ -1,7 +1,7 @@
 """Two stored tensors, compared byte by byte, then entry by entry.
 
-To compare bytes costs no more than to read them. Numbers that differ are compared up to the
-rounding of the coarser of the two types. Both read a piece of each tensor at a time.
+A comparison of bytes costs no more than reading them. Differing numbers are compared up to the
+rounding of the coarser type. Both comparisons read the tensors in pieces.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def chunks(part: Part, info: TensorInfo, count: int = CHUNK) -> Iterator[Part]:
 def chunk_pairs(
     parts: Sequence[Part], infos: Sequence[TensorInfo], count: int = CHUNK
 ) -> Iterator[tuple[Part, Part]]:
-    """Divide a part of each of two tensors, of one shape, into corresponding pieces."""
+    """Divide two parts of tensors, of one shape, into corresponding pieces."""
     reference_part, candidate_part = parts
     reference_info, candidate_info = infos
     reference_pieces = chunks(reference_part, reference_info, count)
@@ -69,15 +69,15 @@ def chunk_pairs(
 def equal_parts(
     checkpoints: Sequence[Checkpoint], parts: Sequence[Part], *, reads_numbers: bool = False
 ) -> bool:
-    """Return whether a part of each of two checkpoints has one type, one shape, and equal bytes.
+    """Return whether two parts of tensors have equal types, shapes and bytes.
 
     Parameters
     ----------
     checkpoints, parts
         The reference and the candidate, and the part of each.
     reads_numbers
-        Whether tensors that are not stored as plain bytes (quantized, or made of other tensors) are
-        read, and compared by their numbers. Otherwise they count as different.
+        Whether to compare the numbers of tensors that are not stored as plain bytes (quantized, or
+        made of other tensors). Otherwise such tensors count as different.
     """
     infos = infos_of(checkpoints, parts)
     reference, candidate = infos
@@ -99,7 +99,7 @@ def equal_parts(
 
 
 def infos_of(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> list[TensorInfo]:
-    """Return the metadata of the whole tensor that each part belongs to."""
+    """Return the metadata of the whole tensor of each part."""
     return [checkpoint.info(part.name) for checkpoint, part in zip(checkpoints, parts, strict=True)]
 
 
@@ -116,7 +116,7 @@ def _equal_pieces(
 ) -> bool:
     """Return whether pieces of at most ``nbytes`` bytes are equal.
 
-    ``reads_numbers`` is that of `equal_parts`.
+    ``reads_numbers`` is as for `equal_parts`.
     """
     # Buffers are compared by memcmp, which is faster than NumPy.
     buffers = [bytearray(nbytes) for _ in checkpoints]
@@ -146,13 +146,13 @@ class StoredComparison(NamedTuple):
     Attributes
     ----------
     outcome, reason
-        Outcome of the comparison, and the difference in a phrase.
+        Outcome of the comparison, and the difference as a phrase.
     distance
         ‖x − y‖ / ‖x‖, with x of the reference and y of the candidate.
     changed_entries
         Mask of the entries that differ, (n, D); None without differences, or for large tensors.
     kind
-        The cause, where the two parts alone show the cause.
+        The cause, if known from the two parts alone.
     """
 
     outcome: Outcome
@@ -164,9 +164,9 @@ class StoredComparison(NamedTuple):
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> StoredComparison:
-    """Compare a part of each of two checkpoints, of one shape: bytes, then entries.
+    """Compare two stored parts of one shape: first bytes, then entries.
 
-    A part that cannot be read is an outcome, `Outcome.UNKNOWN`, with the error as its reason.
+    If a part cannot be read, the outcome is `Outcome.UNKNOWN`, with the error as the reason.
     """
     infos = infos_of(checkpoints, parts)
     if equal_parts(checkpoints, parts):
@@ -305,7 +305,7 @@ class _RunningComparison:
 def _is_rounding_to(
     number_type: str, values: Sequence[np.ndarray], step: np.ndarray, high: np.ndarray
 ) -> bool:
-    """Return whether one array has values of a type, and rounding to the type explains the steps.
+    """Return whether one array has values of a type, and rounding to this type explains the steps.
 
     ``step`` is |x − y|, ``high`` is max(|x|, |y|), entry by entry of the arrays ``values``.
     """
@@ -318,13 +318,13 @@ def _is_rounding_to(
 
 
 def _has_values_of(number_type: str, array: np.ndarray) -> bool:
-    """Return whether a type has all numbers of an array."""
+    """Return whether a type can represent all numbers of an array."""
     # The first values alone rule most types out.
     return lies_on(array.ravel()[:FEW], number_type) and lies_on(array, number_type)
 
 
 def _share_beyond(infos: Sequence[TensorInfo], values: Sequence[np.ndarray]) -> float:
-    """Return the share of entries beyond half a step, of a quantized next to an exact tensor."""
+    """Return the share of entries beyond half a step, for a quantized and an exact tensor."""
     coded, exact = (0, 1) if infos[1].grid is None else (1, 0)
     grid = infos[coded].grid
     if grid is None:
@@ -334,7 +334,7 @@ def _share_beyond(infos: Sequence[TensorInfo], values: Sequence[np.ndarray]) -> 
 
 
 class _Rescaled:
-    """Change of the scales of two quantized tensors, piece by piece, while their codes are equal.
+    """Change of the scales of two quantized tensors with equal codes, piece by piece.
 
     Attributes
     ----------
@@ -362,8 +362,8 @@ class _Rescaled:
 def stray_entries(mask: np.ndarray) -> int:
     """Count the changed entries in rows and columns that are mostly unchanged.
 
-    A change of coordinates, such as a rotation inside a head or a gain that was folded, changes
-    whole rows or whole columns.
+    Such entries do not come from a change of coordinates: a rotation inside a head, or a folded
+    gain, changes whole rows or columns.
     """
     is_kept_row = mask.mean(axis=1) < MAJORITY
     is_kept_column = mask.mean(axis=0) < MAJORITY

@@ -1,10 +1,10 @@
-"""The reference in the candidate's coordinates of the residual stream, with its gains moved along.
+"""The reference in the candidate's coordinates of the residual stream, with gains moved as there.
 
 The stream may be rotated (QuaRot, SpinQuant): one orthogonal matrix Q makes every vector x of the
 stream x Q. Embeddings and the outputs of every module rotate with it, and weights W that read the
 stream become W diag(g) Q, where g is the gain of the norm before them. Q is computed from vectors
 that rotate without a gain, rows of the embeddings and columns of weights that write to the stream
-(orthogonal Procrustes). All remaining tensors have to agree with Q.
+(orthogonal Procrustes). All remaining tensors must agree with Q.
 
 Axes: n vectors, D model width.
 """
@@ -31,14 +31,14 @@ from wqk.sameness.tolerances import ROTATED, SAME_SHARE
 
 
 class StreamWeight(NamedTuple):
-    """A weight of a form that reads the residual stream, or writes to it.
+    """A weight of a form that reads or writes the residual stream.
 
     Attributes
     ----------
     projection
         The weight.
     norm
-        The norm before a weight that reads; None for other weights, and without a norm.
+        The norm before a weight that reads; None for weights that write, and without a norm.
     reads
         Whether the weight reads the stream.
     """
@@ -49,7 +49,7 @@ class StreamWeight(NamedTuple):
 
     @property
     def gain(self) -> str:
-        """Name of the norm's gain; empty without one."""
+        """Name of the norm's gain; empty without a norm."""
         return self.norm.gain[0].name if self.norm is not None and self.norm.gain else ""
 
 
@@ -61,7 +61,7 @@ class StreamAxis(NamedTuple):
     axis
         The axis, of length D.
     gain
-        Name of the gain of the norm before the tensor; empty without one.
+        Name of the gain of the norm before the tensor; empty without a norm.
     """
 
     axis: int
@@ -69,9 +69,9 @@ class StreamAxis(NamedTuple):
 
 
 class StreamView(View):
-    """The reference with its stream rotated, and its gains moved to where the candidate has them.
+    """The reference with its stream rotated, and its gains moved to their places in the candidate.
 
-    Without a rotation, only gains before weights that no form contains are moved: forms do not
+    Without a rotation, only gains before weights outside of forms are moved, because forms do not
     depend on the place of a gain.
 
     Parameters
@@ -79,7 +79,7 @@ class StreamView(View):
     models, names
         The two models, and the candidate's name of each tensor of the reference.
     rotation
-        The matrix Q, (D, D); None to move gains alone.
+        The matrix Q, (D, D); None to move only gains.
     table
         The reference's name of the table of embeddings; empty without a rotation.
 
@@ -88,7 +88,7 @@ class StreamView(View):
     stream_axes
         The axis on which each tensor rotates, by name.
     unrotated
-        Tensors that should rotate with the stream, and do not.
+        Tensors that should rotate with the stream, but do not.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class StreamView(View):
         self.changed = {*self.stream_axes, *self._copies, *self._moved_gains}
 
     def _untied_heads(self, names: Mapping[str, str], table: str) -> dict[str, str]:
-        """Return the candidate's output heads that were tied before gains were folded into them.
+        """Return the candidate's output heads that became untied when gains were folded in.
 
-        Returned is the table of embeddings that each head was tied to, by the head's name.
+        The result contains the table of embeddings of each head, by the head's name.
         """
         if not table:
             return {}
@@ -147,14 +147,14 @@ class StreamView(View):
     ) -> Iterator[tuple[str, str]]:
         """Yield tensors that read the stream, (…, D), with the gain of the norm before them.
 
-        Only tensors that no form contains are yielded. In a layer, the gain is the only one that no
-        form contains, or else the only one of the layer; the same holds outside of layers. Among
-        several gains, the gain is unknown, and the tensor is left out.
+        Only tensors outside of forms are yielded. The gain of a tensor is the only gain of the
+        layer outside of forms, or else the only gain of the layer; outside of layers, the rule is
+        the same. If several gains remain, the gain is unknown, and the tensor is left out.
 
         Parameters
         ----------
         gains
-            The gains of the norms before attention, whose shape all gains have.
+            The gains of the norms before attention; all gains have their shape.
         formed
             The tensors of forms.
         """
@@ -176,7 +176,7 @@ class StreamView(View):
                 yield name, candidates[0]
 
     def _fold(self, gain_by_reader: Mapping[str, str]) -> None:
-        """Add the axes of the readers of each gain that differs, if that explains all readers."""
+        """Add the axes of the readers of each differing gain, if the gain explains all readers."""
         tensors = self.inner.tensors()
         for gain in sorted({*gain_by_reader.values()}):
             is_centered = f"{gain.removesuffix('weight')}bias" in tensors
@@ -193,7 +193,7 @@ class StreamView(View):
     def _add_other_axes(
         self, gain_by_reader: Mapping[str, str], formed: Collection[str], width: int
     ) -> None:
-        """Add the axes of all tensors besides the weights of the forms."""
+        """Add the axes of all tensors except the weights of the forms."""
         gains = {stream_axis.gain for stream_axis in self.stream_axes.values()} | {
             *gain_by_reader.values()
         }
@@ -206,7 +206,7 @@ class StreamView(View):
                 self._add_axis(name, gain_by_reader.get(name, ""), width)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return the reference's tensors, and its output head if the candidate stores one."""
+        """Return the reference's tensors, and output heads that the candidate stores separately."""
         tensors = self.inner.tensors()
         return {**tensors, **{name: tensors[table] for name, table in self._copies.items()}}
 
@@ -216,12 +216,12 @@ class StreamView(View):
         return value
 
     def _in_candidate(self, name: str) -> np.ndarray:
-        """Read the candidate's tensor of a name in the reference."""
+        """Read the candidate's tensor with a given name in the reference."""
         (value,) = self._candidate.read([Part(self._names[name])])
         return value
 
     def value(self, name: str) -> np.ndarray | None:
-        """Return the values that the candidate should have; None for unchanged tensors."""
+        """Return the expected values of the candidate; None for unchanged tensors."""
         if name in self._moved_gains:
             return self._in_candidate(name)
         if name not in self.stream_axes and name not in self._copies:
@@ -237,10 +237,9 @@ class StreamView(View):
         return np.ascontiguousarray(np.moveaxis(rows / after, -1, axis), value.dtype)
 
     def _add_axis(self, name: str, gain: str, width: int) -> None:
-        """Add the axis on which a tensor rotates, and note a tensor that does not rotate.
+        """Add the axis along which a tensor rotates; record a tensor that does not rotate.
 
-        The rows of a square weight may write to the stream instead of reading it: both axes are
-        tried.
+        A square weight may read or write the stream: both axes are tried.
         """
         shape = self.tensors()[name].shape
         axes = [axis for axis, size in enumerate(shape) if size == width]
@@ -256,7 +255,7 @@ class StreamView(View):
         self.stream_axes[name] = stream_axes[-1]
 
     def _fits(self, name: str, stream_axis: StreamAxis) -> bool:
-        """Return whether a rotated tensor is the candidate's; rows may lie in another order."""
+        """Return whether a rotated tensor equals the candidate's, with rows in any order."""
         info = self.tensors()[name]
         candidate_info = self._candidate.tensors()[self._names[name]]
         if info.shape != candidate_info.shape:
@@ -283,7 +282,7 @@ class StreamView(View):
     def _is_lossy(self, gain: str) -> bool:
         """Return whether the candidate's gain is 0 where the reference has a value.
 
-        No weight behind such a gain replaces the lost values. Therefore the gain was not moved.
+        No weight after such a gain can restore the lost values. Therefore the gain was not moved.
         """
         (before,) = self.inner.read([Part(gain)])
         is_lost = self._in_candidate(gain) + self._offset == 0
@@ -304,7 +303,7 @@ class StreamView(View):
 
 
 def _stream_weights(model: Model) -> Iterator[StreamWeight]:
-    """Yield the weights of the forms that read the stream, and those that write to it."""
+    """Yield the weights of the forms that read or write the stream."""
     for plan in model.plans:
         for side in (plan.query, plan.key, plan.value, plan.output):
             if side is None:
@@ -320,10 +319,10 @@ def _stream_weights(model: Model) -> Iterator[StreamWeight]:
 def moved_gains(
     models: Sequence[Model], names: Mapping[str, str]
 ) -> tuple[Model | None, list[str]]:
-    """Return the reference with its gains where the candidate has them, and notes.
+    """Return the reference with its gains moved to their places in the candidate, and notes.
 
-    Only gains before weights that attention does not read are moved: of feed-forward networks, of
-    outputs. None if no gain is moved, or if blocks do not begin with a norm.
+    Only gains before weights outside of attention are moved: weights of feed-forward networks and
+    of outputs. None if no gain is moved, or if blocks do not begin with a norm.
     """
     weights = [weight for weight in _stream_weights(models[0]) if weight.gain]
     if not weights:
@@ -344,14 +343,14 @@ def moved_gains(
 
 
 def allowed(*infos: TensorInfo) -> float:
-    """Return the largest relative distance of a tensor from the rotated one, given their types."""
+    """Return the largest relative distance that rounding explains after a rotation."""
     return ROTATED + 2 * max(ROUNDING.get(info.dtype, ROUNDING["F8_E5M2"]) for info in infos)
 
 
 def rotated_stream(models: Sequence[Model], names: Mapping[str, str]) -> tuple[Model | None, str]:
-    """Return the reference with the candidate's stream, and a description.
+    """Return the reference in the coordinates of the candidate's stream, and a description.
 
-    None if no rotation makes one stream the other; the description then contains the reason.
+    None if no rotation relates the two streams; the description then contains the reason.
     """
     readers = [weight for model in models for weight in _stream_weights(model) if weight.reads]
     gains = [weight.gain for weight in readers if weight.gain]

@@ -40,11 +40,12 @@ class Explained(NamedTuple):
     Attributes
     ----------
     blocks
-        The blocks; where the gain of a norm has changed places with one outside, that is the cause.
+        The blocks; if the gain of a norm was exchanged with a gain outside of blocks, this is the
+        cause.
     tensors
-        The tensors; with the cause for a reason.
+        The tensors, with the cause as the reason.
     causes
-        The causes that concern no block.
+        The causes that affect no block.
     """
 
     blocks: list[BlockComparison]
@@ -61,7 +62,7 @@ def with_tensor_causes(
     known: Sequence[Cause] = (),
     alone: Sequence[Place] = (),
 ) -> Explained:
-    """Find the causes of tensors outside the forms that are not as expected.
+    """Find the causes of wrong tensors outside the forms.
 
     Parameters
     ----------
@@ -72,9 +73,9 @@ def with_tensor_causes(
     tensors
         The tensors that were compared.
     names
-        The candidate's name of each of the reference's tensors that it has.
+        The candidate's names of the reference's tensors that the candidate has.
     known
-        Causes of tensors that are known already, such as an adapter that was not merged.
+        Known causes of tensors, such as an adapter that was not merged.
     alone
         The blocks that only one of the two models has.
 
@@ -124,16 +125,16 @@ def _findings(
     norms: Sequence[str],
     lone_layers: tuple[str, ...],
 ) -> list[TensorFinding]:
-    """Find the changes of tensors, in the order of certainty.
+    """Find the changes of tensors, the most certain changes first.
 
     Parameters
     ----------
     explained
-        Tensors whose cause is known.
+        Tensors with a known cause.
     norms
         Norms of blocks that differ.
     lone_layers
-        Beginnings of the names of the layers that only one of the two models has.
+        Prefixes of the names of the layers that only one of the two models has.
     """
     wrong = [
         tensor.name
@@ -159,7 +160,7 @@ def _findings(
 
 
 def _with_reason(tensor: TensorComparison, reason_of: Mapping[str, str]) -> TensorComparison:
-    """Return the record of a tensor, with the cause for a reason where it is known."""
+    """Return the record of a tensor with its cause as the reason, if the cause is known."""
     reason = reason_of.get(tensor.title)
     if reason is None or tensor.kind is not None:
         return tensor
@@ -172,10 +173,10 @@ def _with_reason(tensor: TensorComparison, reason_of: Mapping[str, str]) -> Tens
 def _under_their_names(
     models: Sequence[Model], tensors: Sequence[TensorComparison], names: Mapping[str, str]
 ) -> Iterator[TensorComparison]:
-    """Join the two records of a tensor that has another shape under its own name.
+    """Join the two records of a tensor that has different shapes under one name.
 
-    A transposed tensor is found by its numbers. That is a difference if both models are of one
-    type, and therefore read it in one way.
+    A transposed tensor is found by its numbers. If both models are of one type, they read the
+    tensor the same way, and the transposition is a difference.
     """
     outcomes = UNPAIRED
     if _are_of_one_type(models):
@@ -196,7 +197,7 @@ def _under_their_names(
 
 
 def _are_of_one_type(models: Sequence[Model]) -> bool:
-    """Return whether both configurations name the same model type, whose tensors are the same."""
+    """Return whether both configurations name one model type, with the same tensors."""
     types = [model.checkpoint.config.get("model_type") for model in models]
     return types[0] is not None and types[0] == types[1]
 
@@ -204,7 +205,7 @@ def _are_of_one_type(models: Sequence[Model]) -> bool:
 def _norms(plan: AttentionPlan, names: Mapping[str, str]) -> Iterator[str]:
     """Yield the names of gains and biases of the norms before a block's projections.
 
-    Only those that the candidate also has, as ``names`` contains them.
+    Only names that the candidate also has, the keys of ``names``, are yielded.
     """
     for side in (plan.query, plan.key, plan.value):
         if side is None or side.input_norm is None:
@@ -217,7 +218,7 @@ def _norms(plan: AttentionPlan, names: Mapping[str, str]) -> Iterator[str]:
 def _with_norms(
     block: BlockComparison, norms: set[str], causes: Sequence[Cause]
 ) -> BlockComparison:
-    """Return a block whose wrong norms have the cause that was found for them."""
+    """Return a block; if its norms are wrong, with the cause that was found for them."""
     of_norms = [cause.mismatch for cause in causes if not norms.isdisjoint(cause.outside)]
     if not of_norms or block.verdict is not Verdict.DIFFERENT:
         return block
@@ -232,7 +233,7 @@ def _unexplained(names: Sequence[str], findings: Sequence[TensorFinding]) -> lis
 
 
 def _joined(findings: Iterable[TensorFinding]) -> list[Cause]:
-    """Join findings of one kind and reason to causes, which have the facts of the first finding."""
+    """Join findings of one kind and reason to causes, with the facts of the first finding."""
     groups: dict[tuple[Kind, str], list[TensorFinding]] = {}
     for finding in findings:
         groups.setdefault((finding.kind, finding.reason), []).append(finding)
@@ -254,7 +255,7 @@ def _shown_by_numbers(tensors: Sequence[TensorComparison]) -> Iterator[TensorFin
 
 
 def _exchanged_gates(tensors: Sequence[TensorComparison]) -> Iterator[TensorFinding]:
-    """Find gates that lie under the other format's name for up projections, and the reverse."""
+    """Find gates stored under the name of up projections of another format, and the reverse."""
     reason = "gate and up projections have changed places"
     for tensor in tensors:
         if tensor.outcome is not Outcome.FOUND or not tensor.name:
@@ -283,7 +284,7 @@ def _gate_of(up_projection: str) -> str:
 def _heads_against_ties(
     model: Model, tensors: Sequence[TensorComparison]
 ) -> Iterator[TensorFinding]:
-    """Find heads that contradict the configuration's setting of tied embeddings."""
+    """Find output heads that contradict the configuration's setting of tied embeddings."""
     config = model.checkpoint.config
     default = default_values(config.get("model_type")).get("tie_word_embeddings")
     is_tied = config.get("tie_word_embeddings", default)
@@ -300,5 +301,5 @@ def _heads_against_ties(
 
 
 def _has_word(name: str, words: Sequence[str]) -> bool:
-    """Return whether a part of a tensor's name is one of some words."""
+    """Return whether one of some words is a part of a tensor's name."""
     return not set(name.split(".")).isdisjoint(words)

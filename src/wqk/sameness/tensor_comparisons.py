@@ -41,17 +41,17 @@ class TensorComparison:
     Attributes
     ----------
     name, other
-        Name in the reference, and in the candidate; empty where the checkpoint has no such tensor.
+        Name in the reference, and in the candidate; empty if the checkpoint lacks the tensor.
     outcome
         Outcome of the comparison.
     reason
-        The difference, or the place of the tensor, in a phrase.
+        The difference, or the location of the tensor, as a phrase.
     role
         ``attention``, ``mixer`` or ``other``.
     distance
-        ‖a − b‖ / ‖a‖; infinite where the tensors were not compared.
+        ‖a − b‖ / ‖a‖; infinite if the tensors were not compared.
     kind
-        The cause, where the two tensors alone show the cause.
+        The cause, if known from the two tensors alone.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TensorComparison:
 
     @property
     def title(self) -> str:
-        """The name in the reference, or else in the candidate."""
+        """The name in the reference; if absent, the name in the candidate."""
         return self.name or self.other
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""The edit that makes one tensor outside attention the expected one.
+"""The edit that makes one tensor outside attention equal to the expected tensor.
 
-Searched are, in this order: one number everywhere, a constant that was added, a factor, an
-exponential, exchanged axes, and orders of the entries along one axis.
+The order of the search: one number everywhere, an added constant, a factor, an exponential,
+exchanged axes, orders of the entries along one axis.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SIZES_WITHOUT_HEADS = Sizes(2, 2, 1)
 
 
 class TensorEdit(NamedTuple):
-    """An edit that makes a tensor the expected one.
+    """An edit that makes a tensor equal to the expected tensor.
 
     Attributes
     ----------
     kind, description
-        The cause, and a phrase on it.
+        The cause, and its description as a phrase.
     edit
-        The edit of the tensor as it is stored.
+        The edit of the stored tensor.
     facts
         Numbers behind the description, by name.
     """
@@ -86,7 +86,7 @@ def find_edit(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
 
 
 def _find_arithmetic(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
-    """Return an edit of each number: of a constant added, a factor, or an exponential."""
+    """Return an edit of each number that undoes an added constant, a factor, or an exponential."""
     offset = _find_added_constant(expected, actual)
     if offset is not None:
         return offset
@@ -106,7 +106,7 @@ def _find_arithmetic(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | N
 
 
 def _find_added_constant(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
-    """Return the edit of a constant that was added to each number; None if none was."""
+    """Return the edit that undoes an added constant; None without such a constant."""
     stride = max(1, actual.size // SAMPLED_ENTRIES)
     differences = (actual - expected).ravel()
     fitted = float(np.median(differences[::stride]))
@@ -119,14 +119,14 @@ def _find_added_constant(expected: np.ndarray, actual: np.ndarray) -> TensorEdit
 
 
 def _is_exponential(expected: np.ndarray, actual: np.ndarray, sign: int) -> bool:
-    """Return whether an array is the exponential of the expected one, times a sign."""
+    """Return whether an array is the exponential of the expected array, up to a sign."""
     with np.errstate(over="ignore"):
         exponential = sign * np.exp(expected)
     return bool(np.isfinite(exponential).all()) and same_numbers(exponential, actual)
 
 
 def _is_offset(expected: np.ndarray, actual: np.ndarray, constant: float) -> bool:
-    """Return whether a constant explains a difference: most of it, not its rounding alone."""
+    """Return whether a constant explains most of a difference, and not only its rounding."""
     difference = actual - expected
     remainder = np.linalg.norm(difference - constant)
     explains = remainder <= UNEXPLAINED_BY_FACTORS * np.linalg.norm(difference)
@@ -134,9 +134,9 @@ def _is_offset(expected: np.ndarray, actual: np.ndarray, constant: float) -> boo
 
 
 def _order_along(expected: np.ndarray, actual: np.ndarray, axis: int) -> np.ndarray | None:
-    """Return the order of the entries along an axis that makes an array the expected one.
+    """Return the order of the entries along an axis that makes the expected array.
 
-    None if there is no such order, or if all entries are in place.
+    None if no order does, or if all entries are in place.
     """
     if expected.ndim == 1:
         return order_of_entries(expected, actual)
@@ -149,7 +149,7 @@ def _order_along(expected: np.ndarray, actual: np.ndarray, axis: int) -> np.ndar
 
 
 def _edit_of_order(order: np.ndarray, axis: int, axes: int) -> TensorEdit:
-    """Return the edit of entries along one of several axes that lie in another order."""
+    """Return the edit that reorders the entries along an axis."""
     is_last = axis == axes - 1
     kind = Kind.COLUMNS if is_last and axes > 1 else Kind.ROWS
     entries = f"entries along axis {axis}"
@@ -170,7 +170,7 @@ def _edit_of_order(order: np.ndarray, axis: int, axes: int) -> TensorEdit:
 
 
 def is_transposed(expected: np.ndarray, actual: np.ndarray) -> bool:
-    """Return whether an array is the expected one with its last two axes exchanged."""
+    """Return whether an array is the expected array with its last two axes exchanged."""
     if expected.ndim < 2 or expected.ndim != actual.ndim:
         return False
     turned = actual.swapaxes(-1, -2)

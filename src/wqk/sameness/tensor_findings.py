@@ -1,7 +1,7 @@
-"""Search for the change of tensors outside attention that are not as expected.
+"""Search for the change of wrong tensors outside attention.
 
-Whole tensors are recognized first (`wqk.sameness.origins`), then an edit is searched for each
-remaining tensor, then the rows of several tensors of one module are searched for together.
+First, whole tensors are recognized (`wqk.sameness.origins`). Then an edit of each remaining tensor
+is searched for, then the rows of several tensors of one module together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TensorFinding:
     tensors
         The reference's names of the tensors.
     steps
-        The steps that undo the change; empty where none are known.
+        The steps that undo the change; empty if unknown.
     facts
         Numbers behind the reason, by name.
     """
@@ -76,16 +76,16 @@ class TensorFinding:
 
 
 class TensorSearch:
-    """A search for the causes of the candidate's wrong tensors.
+    """Search for the causes of the candidate's wrong tensors.
 
-    Tensors are given by the reference's names.
+    Tensors are identified by the reference's names.
 
     Parameters
     ----------
     checkpoints
         The reference and the candidate.
     names
-        The candidate's name of each of the reference's tensors that it has.
+        The candidate's names of the reference's tensors that the candidate has.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], names: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ class TensorSearch:
         return info.shape == self._reference.info(name).shape
 
     def differs(self, name: str) -> bool:
-        """Return whether a tensor of the expected shape is not the expected one."""
+        """Return whether a tensor of the expected shape differs from the expected tensor."""
         if not self.has_shape(name):
             return False
         checkpoints = self._reference, self._candidate
@@ -111,10 +111,10 @@ class TensorSearch:
         return expected, actual
 
     def checked(self, finding: TensorFinding) -> TensorFinding:
-        """Run the printed lines of a finding; return it without steps if they do not undo it.
+        """Run the printed lines of a finding; remove the steps if they do not undo the change.
 
-        Exchanges of more than `LARGEST` numbers are not run: each tensor was compared with its
-        source entry by entry.
+        Exchanges of more than `LARGEST` numbers are not run, because each tensor was already
+        compared with its source entry by entry.
         """
         stored = {name: self._names[name] for name in finding.tensors if name in self._names}
         is_stored = len(stored) == len(finding.tensors)
@@ -136,9 +136,10 @@ class TensorSearch:
     # -- whole tensors ---------------------------------------------------------------------
 
     def moved_with(self, layers: Mapping[str, str]) -> Iterator[str]:
-        """Yield tensors that hold those of another layer, because the whole layer moved.
+        """Yield tensors with the numbers of another layer's tensors, because the layer moved.
 
-        ``layers`` are the beginnings of the names of each layer that moved and of its source.
+        ``layers`` contains the prefix of the names of each moved layer, and the prefix of its
+        source.
         """
         checkpoints = self._reference, self._candidate
         stored = self._reference.tensors()
@@ -153,7 +154,7 @@ class TensorSearch:
                 yield name
 
     def moved(self, wrong: Sequence[str]) -> Iterator[TensorFinding]:
-        """Find tensors that hold the numbers of others; ``wrong`` are those that differ."""
+        """Find wrong tensors that contain the numbers of other tensors of the reference."""
         checkpoints = self._reference, self._candidate
         origins = find_origins(checkpoints, self._names, dict.fromkeys(wrong))
         by_group: dict[tuple[str, ...], list[Origin]] = {}
@@ -163,7 +164,7 @@ class TensorSearch:
             yield from self._moved_together(members)
 
     def _moved_together(self, origins: Sequence[Origin]) -> Iterator[TensorFinding]:
-        """Find the cause of tensors that moved in one way, and the steps that undo it."""
+        """Find the cause of tensors that moved together, and the steps that undo the move."""
         source_of = {origin.target: origin.source for origin in origins}
         sources = {*source_of.values()}
         is_permutation = sources == {*source_of} and len(sources) == len(source_of)
@@ -177,7 +178,7 @@ class TensorSearch:
         yield TensorFinding(kind, reason, tuple(source_of), (step,))
 
     def missing(self, names: Iterable[str]) -> Iterator[TensorFinding]:
-        """Find the candidate's name for each tensor that it lacks."""
+        """Find the names that the candidate should have for its missing tensors."""
         for name in names:
             stored = self._name_of_missing(name)
             if stored is not None and stored not in self._candidate.tensors():
@@ -186,7 +187,7 @@ class TensorSearch:
                 yield TensorFinding(Kind.MISSING, reason, (name,), steps)
 
     def _name_of_missing(self, name: str) -> str | None:
-        """Return the candidate's name for a tensor, by its tensors of the same module."""
+        """Return the candidate's name of a missing tensor, from tensors of the same module."""
         module = module_of(name)
         while module:
             for neighbor, stored in self._names.items():
@@ -199,7 +200,7 @@ class TensorSearch:
     # -- single tensors --------------------------------------------------------------------
 
     def edited(self, name: str) -> TensorFinding | None:
-        """Find the edit that makes a tensor the expected one."""
+        """Find the edit that makes a tensor equal to the expected tensor."""
         if np.prod(self._reference.info(name).shape) > LARGEST:
             return None
         try:
@@ -214,7 +215,7 @@ class TensorSearch:
         return TensorFinding(found_edit.kind, reason, (name,), steps, found_edit.facts)
 
     def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
-        """Find a tensor that is still what a model of this configuration starts with."""
+        """Find a tensor that still has the random values of an untrained model."""
         start = as_number(self._candidate.config.get("initializer_range", INITIALIZER_RANGE))
         if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
             return None
@@ -238,7 +239,7 @@ class TensorSearch:
     # -- rows of several tensors -----------------------------------------------------------
 
     def recut(self, wrong: Iterable[str]) -> Iterator[TensorFinding]:
-        """Find tensors of one module that were joined and cut at other rows or columns."""
+        """Find tensors of one module that were joined and cut at wrong rows or columns."""
         modules: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         for name in wrong:
             shape = self._reference.info(name).shape
@@ -250,7 +251,7 @@ class TensorSearch:
                 yield from self._recut_together(members)
 
     def _recut_together(self, names: Sequence[str]) -> Iterator[TensorFinding]:
-        """Find the order of the rows of several tensors, as if these were one."""
+        """Find the order of the rows of several tensors, joined to one array."""
         arrays = [self._both(name) for name in names]
         expected = np.concatenate([reference for reference, _ in arrays])
         actual = np.concatenate([candidate for _, candidate in arrays])
@@ -274,7 +275,7 @@ class TensorSearch:
     # -- shapes ----------------------------------------------------------------------------
 
     def resized(self, name: str) -> TensorFinding | None:
-        """Find the cause of a tensor that has another shape under its own name."""
+        """Find the cause of a tensor with another shape under its name."""
         expected, actual = self._both(name)
         if is_transposed(expected, actual):
             edit: Edit = Transpose() if expected.ndim == 2 else ExchangeLastAxes()
@@ -290,7 +291,7 @@ class TensorSearch:
         return self._with_other_rows(name, len(expected), actual)
 
     def _with_other_rows(self, name: str, expected: int, actual: np.ndarray) -> TensorFinding:
-        """Return the finding of a tensor with more or fewer rows than the expected number.
+        """Return the finding of a tensor with more or fewer rows than expected.
 
         Parameters
         ----------
@@ -317,7 +318,7 @@ class TensorSearch:
 
 
 def _reason_of(origins: Sequence[Origin], is_permutation: bool) -> tuple[Kind, str]:
-    """Return kind and reason of tensors that moved in one way."""
+    """Return the kind and the reason of tensors that moved together."""
     first = origins[0]
     if first.differing_words is not None:
         return Kind.TENSOR, _move_of(*first.differing_words, is_permutation)
@@ -337,7 +338,7 @@ def _reason_of(origins: Sequence[Origin], is_permutation: bool) -> tuple[Kind, s
 
 
 def _move_of(target: str, source: str, is_permutation: bool) -> str:
-    """Return the reason of tensors whose names differ in some words."""
+    """Return the reason of moved tensors whose names differ in some words."""
     if is_permutation:
         first, last = sorted([target, source])
         return f"{first} and {last} have changed places"
@@ -345,12 +346,12 @@ def _move_of(target: str, source: str, is_permutation: bool) -> str:
 
 
 def _titles(origins: Sequence[Origin]) -> str:
-    """Return the titles of tensors that moved, each once."""
+    """Return the titles of moved tensors, without repetitions."""
     return ", ".join(dict.fromkeys(title_in_layer(origin.target) for origin in origins))
 
 
 def _moves(origins: Sequence[Origin], phrase: str) -> str:
-    """Return a phrase for the first experts or layers that moved, with target and source."""
+    """Return a phrase about the first moved experts or layers, with targets and sources."""
     numbers = [origin.differing_number for origin in origins]
     moves = sorted({(number.target, number.source) for number in numbers if number is not None})
     phrases = [phrase.format(target, source) for target, source in islice(moves, MOST_LISTED)]
@@ -360,7 +361,7 @@ def _moves(origins: Sequence[Origin], phrase: str) -> str:
 
 
 def _description_of_rows(first: np.ndarray, added: np.ndarray) -> str:
-    """Return a few words on rows that were added to a table."""
+    """Describe rows that were added to a table, in a few words."""
     if not added.any():
         return "all zero (padding)"
     if np.ptp(added, axis=0).max() > 0:

@@ -1,4 +1,4 @@
-"""Names of tensors: layers and numbers in names, titles, and the pairs of names of two checkpoints.
+"""Names of tensors: layers and numbers in names, titles, and pairs of names of two checkpoints.
 
 A name such as ``model.layers.3.mlp.up_proj.weight`` begins with the *prefix* of its layer,
 ``model.layers.3.``. A *title* is the short name that reasons and tables contain.
@@ -23,7 +23,7 @@ WRAPPERS = re.compile(r"^(?:(?:module|model|_orig_mod|base_model)\.)+")
 
 
 def layer_prefix(name: str) -> str:
-    """Return a name up to its first number; empty without one.
+    """Return a name up to its first number; empty for a name without numbers.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def bias_of(weight: str) -> str:
 
 
 def title_in_block(name: str) -> str:
-    """Return the title of a tensor of attention: its name without what a block's tensors share.
+    """Return the title of a tensor of attention: its name without the parts that a block shares.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def title_in_block(name: str) -> str:
 
 
 def title_in_layer(name: str) -> str:
-    """Return the title of any tensor: the part of its name that layers have in common, shortened.
+    """Return the title of any tensor: its name without its layer, shortened.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def paired_names(
     candidate: Mapping[str, TensorInfo],
     example: tuple[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the candidate's name of each of the reference's tensors, as far as names agree.
+    """Return the candidate's names of the reference's tensors, where names agree.
 
     Prefixes of wrappers are ignored.
 

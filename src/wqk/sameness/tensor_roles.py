@@ -48,7 +48,7 @@ def _child(name: str) -> str:
 
 
 def _module(plan: AttentionPlan) -> str:
-    """Return the beginning that names of a block's tensors share; empty if it ends in the layer."""
+    """Return the common prefix of the names of a block's tensors; empty if it ends in the layer."""
     sides = [side for side in (plan.query, plan.key, plan.value, plan.output) if side is not None]
     paths = [side.tensor.split(".")[:-2] for side in sides]
     shared: list[str] = []
@@ -65,18 +65,18 @@ def _module(plan: AttentionPlan) -> str:
 
 
 class _Names(NamedTuple):
-    """Names by which tensors of attention are recognized.
+    """Names that identify tensors of attention.
 
     Attributes
     ----------
     formed, mixing
         Tensors of forms, and tensors that other mixers of tokens read.
     modules
-        Beginnings of the names of all modules of attention.
+        Prefixes of the names of all modules of attention.
     layers
-        Beginnings of the names of all layers with attention.
+        Prefixes of the names of all layers with attention.
     layer_kinds
-        The layers without their numbers.
+        Prefixes of the layers, without their numbers.
     children
         First words below the layer, of all tensors of these layers.
     formed_children
@@ -95,7 +95,7 @@ class _Names(NamedTuple):
 def roles(model: Model) -> dict[str, str]:
     """Return the role of every tensor outside the forms: ``attention``, ``mixer`` or ``other``.
 
-    Tensors of forms have no role, nor have buffers and scales of quantized weights.
+    Tensors of forms, buffers, and scales of quantized weights have no role.
     """
     tensors = model.checkpoint.tensors()
     names = _names(model)
@@ -107,7 +107,7 @@ def roles(model: Model) -> dict[str, str]:
 
 
 def _names(model: Model) -> _Names:
-    """Collect the names by which a model's tensors of attention are recognized."""
+    """Collect the names that identify a model's tensors of attention."""
     tensors = model.checkpoint.tensors()
     formed = frozenset(names_in_forms(model.plans))
     modules = {_module(plan) for plan in model.plans}
@@ -126,7 +126,7 @@ def _names(model: Model) -> _Names:
 
 
 def _unread(model: Model) -> list[str]:
-    """Return tensors that look like queries, but that no block reads."""
+    """Return tensors with names of queries that no block reads."""
     spellings = set(model.unread)
     return [
         name
@@ -136,7 +136,7 @@ def _unread(model: Model) -> list[str]:
 
 
 def _is_derived(name: str, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return whether a tensor is a buffer, a mask, or a scale that reading applies."""
+    """Return whether a tensor is a buffer, a mask, or a scale of a quantized weight."""
     if BUFFERS.search(name):
         return True
     if MASKS.search(name) and len(tensors[name].shape) == MASK_AXES:
@@ -167,7 +167,7 @@ def _role(name: str, names: _Names) -> str:
 
 
 def names_in_forms(plans: Iterable[AttentionPlan]) -> list[str]:
-    """Return the tensors that the forms of some blocks consist of, each once."""
+    """Return the distinct names of the tensors in the forms of some blocks."""
     names: dict[str, None] = {}
     for plan in plans:
         names |= dict.fromkeys(part.name for part in form_parts(plan))
@@ -178,7 +178,7 @@ def names_in_forms(plans: Iterable[AttentionPlan]) -> list[str]:
 
 
 def parts_outside_forms(model: Model) -> Iterator[Part]:
-    """Yield the rows of tensors of forms that no form contains, such as gates next to queries."""
+    """Yield the rows of tensors of forms that are in no form, such as gates next to queries."""
     tensors = model.checkpoint.tensors()
     rows: dict[str, list[RowRange]] = {}
     columns: dict[str, list[RowRange]] = {}

@@ -1,4 +1,4 @@
-"""Every tolerance of the comparisons, once: what it allows, and where it comes from."""
+"""All tolerances of the comparisons, each with its meaning and source."""
 
 from __future__ import annotations
 

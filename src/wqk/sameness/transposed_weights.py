@@ -1,8 +1,8 @@
-"""Weights that are stored transposed, so that no plan fits them: seen as the reference has them.
+"""Weights that are stored transposed, and therefore fit no plan: read in the reference's layout.
 
-A family's plan needs the shapes of queries and keys that the family has. A candidate whose
-attention weights are stored the other way, as a ``Conv1D`` instead of a ``Linear``, has no plan.
-Such a candidate is opened through `TurnedWeights`, and the transposed weights are a cause.
+A family's plan requires the shapes of the family's queries and keys. If a candidate stores its
+attention weights transposed, as a ``Conv1D`` instead of a ``Linear``, it has no plan. Such a
+candidate is opened through `TransposedWeights`, and the transposed weights are a cause.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from wqk.sameness.tensor_names import paired_names, title_in_block
 
 
 class TransposedWeights(View):
-    """A checkpoint some of whose matrices are seen with rows and columns exchanged.
+    """A view of a checkpoint with rows and columns of some matrices exchanged.
 
     Attributes
     ----------
     names
-        The names of these matrices.
+        The names of the exchanged matrices.
     """
 
     def __init__(self, inner: Checkpoint, names: Collection[str]) -> None:
@@ -47,7 +47,7 @@ class TransposedWeights(View):
             self._infos[name] = info._replace(shape=info.shape[::-1])
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
+        """Type, shape and size of every tensor, by name."""
         return self._infos
 
     def value(self, name: str) -> np.ndarray | None:
@@ -58,12 +58,12 @@ class TransposedWeights(View):
 
 
 def opened_transposed(reference: Model, opening: Mapping[str, Any]) -> Model | None:
-    """Open a candidate whose weights are stored transposed; None if they are not.
+    """Open a candidate whose weights are stored transposed; None for other candidates.
 
     Parameters
     ----------
     reference
-        The reference, whose weights the candidate should hold.
+        The reference, whose weights the candidate should contain.
     opening
         The arguments of `wqk.open` for the candidate.
     """
@@ -98,23 +98,23 @@ def with_transposed_weights(
     blocks: Sequence[BlockComparison],
     tensors: Sequence[TensorComparison],
 ) -> tuple[list[BlockComparison], tuple[TensorComparison, ...], list[Cause]]:
-    """Add the transposed weights of a candidate to what was compared.
+    """Add the transposed weights of a candidate to the comparisons.
 
     Parameters
     ----------
     candidate
-        The candidate, whose transposed weights were compared as the reference stores them.
+        The candidate, whose transposed weights were compared in the reference's layout.
     pairs, blocks
-        The pairs of blocks, and how these differ otherwise.
+        The pairs of blocks, and their comparisons without the transposition.
     tensors
         The comparisons of tensors outside the forms.
 
     Returns
     -------
     blocks, tensors
-        The same comparisons. What is stored transposed differs.
+        The same comparisons, with transposed parts marked as different.
     causes
-        The cause of transposed tensors outside the forms, if there are any.
+        The cause of transposed tensors outside the forms, if any.
     """
     checkpoint = candidate.checkpoint
     if not isinstance(checkpoint, TransposedWeights):
@@ -144,7 +144,7 @@ def with_transposed_weights(
 def _with_transposed_forms(
     block: BlockComparison, plan: AttentionPlan, transposed: Container[str]
 ) -> BlockComparison:
-    """Return a block of which the circuits with transposed weights differ."""
+    """Return a block with its transposed circuits marked as different."""
     names: dict[str, None] = {}
     circuits = dict.fromkeys(block.unequal)
     for circuit in CIRCUITS:
@@ -159,7 +159,7 @@ def _with_transposed_forms(
 
 
 def _cause_of_transposed(names: Sequence[str]) -> Mismatch:
-    """Return the cause of the candidate's tensors of these names."""
+    """Return the cause of transposed tensors of the candidate, by name."""
     titles = dict.fromkeys(map(title_in_block, names))
     reason = f"{', '.join(titles)}: {Kind.TRANSPOSED}"
     facts = {"tensors": dict.fromkeys(names, "weight")}

@@ -1,4 +1,4 @@
-"""The three verdicts of a comparison, and the value of each in every output."""
+"""The three verdicts of a comparison, and the value of each verdict in every output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
     @property
     def same(self) -> bool | None:
-        """True if the two models are the same; None if a comparison could not decide that."""
+        """True if the two models are the same; None if undecided."""
         if self is Verdict.NOT_DECIDED:
             return None
         return self is Verdict.SAME

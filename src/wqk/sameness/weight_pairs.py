@@ -1,4 +1,4 @@
-"""A stored weight of the candidate next to what the reference makes it.
+"""Pairs of weights: a stored weight of the candidate, and the expected weight from the reference.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -55,7 +55,7 @@ NORMS = frozenset({TensorUse.INPUT_NORM, TensorUse.SCORE_NORM, TensorUse.LATENT_
 
 @dataclass(frozen=True)
 class Role:
-    """Role of a stored tensor in its block: the side that it belongs to, and its use there.
+    """Role of a stored tensor in its block: the side of the tensor, and its use in the side.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Gain(NamedTuple):
 
 
 class AdapterEffect(NamedTuple):
-    """An adapter's effect on a weight in one of two checkpoints.
+    """An adapter's effect on a weight in one of the two checkpoints.
 
     Attributes
     ----------
@@ -115,11 +115,11 @@ class AdapterEffect(NamedTuple):
     scale
         The numbers of the scale of the adapter's product.
     in_reference
-        Whether the adapter is the reference's.
+        Whether the reference has the adapter.
     factors
         The factors of an update of LoRA.
     is_transposed
-        Whether the weight is the stored tensor transposed.
+        Whether the weight is the transposed stored tensor.
     update
         The update of an adapter of DoRA.
     """
@@ -132,7 +132,7 @@ class AdapterEffect(NamedTuple):
     update: DoraUpdate | None = None
 
     def of_rows(self, rows: np.ndarray) -> AdapterEffect:
-        """Return the same effect on some rows of the weight."""
+        """Return the effect on some rows of the weight."""
         update = self.update
         if update is not None:
             update = update._replace(
@@ -142,16 +142,16 @@ class AdapterEffect(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The shape of a stored tensor, and the way to a matrix (outputs, inputs) as in ``nn.Linear``.
+    """Shape of a stored tensor, and its conversion to a matrix (outputs, inputs) of ``nn.Linear``.
 
     Attributes
     ----------
     shape
         The stored shape; more than two axes if heads have an axis of their own.
     exchanges_axes
-        Whether the last two axes are exchanged first. All axes but the last then become rows.
+        Whether the last two axes are exchanged first. All axes except the last then become rows.
     transposes
-        Whether this matrix is transposed at the end, as for outputs.
+        Whether the matrix is transposed at the end, as for outputs.
     """
 
     shape: tuple[int, ...]
@@ -164,7 +164,7 @@ class Layout(NamedTuple):
         return self.exchanges_axes != self.transposes
 
     def as_matrix(self, stored: np.ndarray) -> np.ndarray:
-        """Return a stored tensor as a matrix; vectors as they are."""
+        """Return a stored tensor as a matrix; vectors are unchanged."""
         if self.exchanges_axes:
             stored = stored.swapaxes(-1, -2)
         if stored.ndim > 2:
@@ -172,7 +172,7 @@ class Layout(NamedTuple):
         return stored.T if self.transposes else stored
 
     def as_stored(self, edit: Edit) -> Edit:
-        """Return the edit of the stored tensor, given that of the matrix or vector."""
+        """Return the edit of the stored tensor for an edit of the matrix or vector."""
         if isinstance(edit, Take) or len(self.shape) < 2:
             return edit
         if len(self.shape) == 2:
@@ -196,7 +196,7 @@ class WeightPair:
     expected, actual
         The numbers that follow from the reference, and the candidate's numbers.
     heads
-        Number of heads that the rows make; 0 if they make none.
+        Number of heads in the rows; 0 if the rows are not heads.
     sizes
         The numbers of the block.
     rounding
@@ -208,13 +208,13 @@ class WeightPair:
     layout
         Layout of the stored tensor.
     rows
-        For a part of a fused weight, the part's rows in the whole.
+        For a part of a fused weight, the rows of the part in the whole weight.
     parts
-        For a fused weight, the pairs of each side, and of the rows of no side.
+        For a fused weight, the pairs of its sides and of rows outside of sides.
     grid, regrouped
-        For a quantized weight, its grid of numbers, and the weight with columns in other groups.
+        For a quantized weight, its grid of numbers, and a function that regroups its columns.
     repeated
-        Number of times that each key head is stored.
+        Number of stored copies of each key head.
     adapter
         The effect of an adapter on the weight, if one of the models has an adapter.
     sides
@@ -255,7 +255,7 @@ class WeightPair:
 
     @property
     def title(self) -> str:
-        """The name, shortened."""
+        """The shortened name."""
         return title_in_block(self.name)
 
     @property
@@ -265,7 +265,7 @@ class WeightPair:
 
     @property
     def is_side(self) -> bool:
-        """True for the weight of the queries alone, or of the keys alone."""
+        """True if the weight contains only queries or only keys."""
         return (
             not self.role.fused and self.role.use is TensorUse.WEIGHT and self.role.side in SCORED
         )
@@ -277,7 +277,7 @@ class WeightPair:
 
     @cached_property
     def transposed(self) -> WeightPair:
-        """The transposed pair; columns of the output weight make heads."""
+        """The transposed pair; heads are columns of the output weight."""
         return replace(
             self,
             expected=self.expected.T,
@@ -314,7 +314,7 @@ class WeightPair:
 
     @cached_property
     def row_order(self) -> np.ndarray | None:
-        """The actual rows that make the expected rows; None if rows are absent, or all in place."""
+        """Order of the actual rows that makes the expected rows; None if absent or in place."""
         if self.rows_in_place:
             return None
         sample = sketch(self.expected[screening_sample(self.expected)])
@@ -324,7 +324,7 @@ class WeightPair:
 
     @cached_property
     def likeness(self) -> np.ndarray:
-        """Approximate cosine of each actual row with the expected row; 1 where both are zero."""
+        """Approximate cosine of each actual row with the expected row; 1 if both are zero."""
         expected, actual = self.sketches
         are_zero = ~(expected.any(axis=1) | actual.any(axis=1))
         return np.where(are_zero, 1, sketch_cosines(expected, actual))
@@ -336,14 +336,14 @@ class WeightPair:
 
     @cached_property
     def right(self) -> bool:
-        """True if the actual numbers are the expected ones, up to rounding."""
+        """True if the actual numbers equal the expected numbers, up to rounding."""
         if self.grid is not None:
             return self.fits(self.actual)
         bound = 8 * self.rounding * self.largest_expected
         return self.expected is self.actual or within(self.expected, self.actual, bound)
 
     def fits(self, value: np.ndarray) -> bool:
-        """Return whether an array is the expected one, up to the rounding of a quantized weight."""
+        """Return whether an array is as expected, up to the rounding of a quantized weight."""
         distance = value - self.expected
         if self.grid is None:
             return largest(distance) <= SAME_SHARE * self.largest_expected
@@ -373,10 +373,10 @@ class WeightPair:
         heads: tuple[int, ...] = (),
         facts: Mapping[str, Any] | None = None,
     ) -> WeightFinding:
-        """Return a finding of this weight; without an edit it is taken from the reference.
+        """Return a finding of this weight; by default, its edit takes the reference's weight.
 
-        In the description, ``{}`` stands for the title of the weight (see `WeightPhrase`).
-        The bias of the same rows is edited along, if that makes it the expected one.
+        In the description, ``{}`` stands for the title of the weight (see `WeightPhrase`). The bias
+        of the same rows is also edited, if the edit makes the bias equal to the expected bias.
         """
         edit = Take() if edit is None else edit
         edits = {self.name: edit}
@@ -403,15 +403,16 @@ class WeightPair:
 
 @dataclass(frozen=True)
 class WeightPhrase:
-    """A phrase about a weight that does not contain the weight's title yet.
+    """A phrase about a weight with a placeholder for the weight's title.
 
-    Weights with one phrase, and one edit, have one cause, whose sentence lists all their titles.
+    Weights with one phrase and one edit have one cause; its sentence lists the titles of all these
+    weights.
 
     Attributes
     ----------
     template
-        The phrase; ``{}`` stands for the titles; ``{holds}`` and ``{its bias}`` agree with them.
-        Phrases about no single weight do without.
+        The phrase. The placeholder ``{}`` stands for the titles; ``{holds}`` and ``{its bias}``
+        become singular or plural. A phrase that is not about a weight has no placeholder.
 
     Examples
     --------
@@ -436,7 +437,7 @@ class WeightPhrase:
         return phrase.replace("{}", ", ".join(titles))
 
     def about_part(self, role: object) -> WeightPhrase:
-        """Return the phrase about one part of a fused weight, whose title is still open."""
+        """Return the phrase about one part of a fused weight, still with a placeholder."""
         return WeightPhrase(self.about(f"the {role} part of {{}}"))
 
 
@@ -449,19 +450,20 @@ class WeightFinding:
     kind
         The cause.
     phrase
-        What happened.
+        The change, as a phrase.
     edits
-        By the name of a tensor, as matrices and vectors in the orientation of ``nn.Linear``.
+        Edits of matrices and vectors in the orientation of ``nn.Linear``, by the name of the
+        tensor.
     pair
-        The weight in which it was found.
+        The weight with the change.
     rows
-        The actual rows that make the expected ones, where they were in another order.
+        The order of the actual rows that makes the expected rows, if the order was wrong.
     sides, heads
-        The sides and heads that it concerns.
+        The affected sides and heads.
     facts
         Numbers behind the phrase, by name.
     swapped
-        Tensors that hold each other's numbers: the source of each target.
+        Exchanged tensors: the source of each target.
     recuts
         Tensors whose rows were joined and cut at other places.
     """

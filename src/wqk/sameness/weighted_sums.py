@@ -1,10 +1,10 @@
-"""A candidate that was merged from several models: the weights of each, and their weighted sum.
+"""A candidate that was merged from several models: the weights of the models, and their sum.
 
-The weights w of B = Σ wᵢ Aᵢ are fitted to sampled rows of each tensor. The first parent is a column
-of the fit. The others are columns as differences from the first, which are small where all parents
-are trained from one model. The weights that explain the most tensors are those of the merge. If
-they explain less than half of all tensors, each has weights of its own, as in merges with a
-gradient over layers. Otherwise a tensor with other weights differs from the sum.
+The weights w of B = Σ wᵢ Aᵢ are fitted to sampled rows of each tensor. The columns of the fit are
+the first parent and the differences of the other parents from the first, which are small if all
+parents were trained from one model. The weights that explain the most tensors are the weights of
+the merge. If these explain less than half of all tensors, each tensor has its own weights, as in
+merges with a gradient over layers. Otherwise a tensor with other weights differs from the sum.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAMPLED_ROWS = 64
 
 @dataclass(frozen=True, eq=False)
 class NormalEquations:
-    """Sums of products of one tensor's entries, from which weights follow.
+    """Sums of products of one tensor's entries, which determine the weights of the fit.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class NormalEquations:
     square
         Square of the candidate's norm.
     rounding
-        Square of the norm of what rounding explains.
+        Square of the norm that rounding explains.
     count
         Number of entries.
     """
@@ -65,7 +65,7 @@ class NormalEquations:
 
     @property
     def coefficients(self) -> np.ndarray | None:
-        """Coefficients of the columns, (K,); None where columns depend on each other, or are NaN.
+        """Coefficients of the columns, (K,); None if columns are dependent or contain NaN.
 
         A coefficient is rounded to few decimals if chance explains the difference.
         """
@@ -84,26 +84,26 @@ class NormalEquations:
         return np.asarray(np.where(is_near, rounded, fitted) + 0.0)  # no negative zeros
 
     def residual(self, coefficients: np.ndarray) -> float:
-        """Return the square of the norm of what coefficients leave."""
+        """Return the square of the norm of the residual of coefficients."""
         explained = 2 * coefficients @ self.products - coefficients @ self.gram @ coefficients
         return max(0.0, self.square - float(explained))
 
     def is_explained_by(self, coefficients: np.ndarray) -> bool:
-        """Return whether coefficients leave no more than rounding."""
+        """Return whether rounding explains the residual of coefficients."""
         return self.residual(coefficients) <= SAFETY**2 * self.rounding
 
 
 class WeightedSum(View):
-    """A checkpoint whose tensors are weighted sums of those of several models.
+    """A checkpoint whose tensors are weighted sums of tensors of several models.
 
     Parameters
     ----------
     parents
-        The models, the first of which has all that is not a tensor.
+        The models; the first model supplies everything except tensors.
     stored
-        The name of each tensor in every parent, by the first parent's name.
+        Names of each tensor in all parents, by the name in the first parent.
     weights
-        The weight of every parent for each tensor, (parents,).
+        Weights of the parents for each tensor, (parents,).
     """
 
     def __init__(
@@ -130,19 +130,19 @@ class WeightedSum(View):
 def with_parents(
     reference: Model, candidate: Model, parents: Sequence[Any], **hub: Any
 ) -> tuple[Model, list[str]]:
-    """Return the weighted sum of the reference and its co-parents, and notes on the weights.
+    """Return the weighted sum of the reference and further parents, and notes on the weights.
 
     Parameters
     ----------
     reference, candidate
         The first parent, and the merged model.
     parents
-        The other parents: models, or what `wqk.open_checkpoint` takes.
+        The other parents: models, or references for `wqk.open_checkpoint`.
 
     Raises
     ------
     CheckpointError
-        No tensor is in all of the models, or the parents depend on each other.
+        No tensor is in all models, or the parents are linearly dependent.
     """
     checkpoints = [reference.checkpoint]
     for parent in parents:
@@ -176,7 +176,7 @@ def with_parents(
 
 
 class _Sums(NamedTuple):
-    """Coefficients of all tensors, and those of tensors that are another sum than they should."""
+    """Coefficients of all tensors, and coefficients of tensors that differ from the common sum."""
 
     coefficients: dict[str, np.ndarray]
     exceptions: dict[str, np.ndarray]
@@ -188,7 +188,7 @@ def _sums(fits: Mapping[str, NormalEquations]) -> _Sums | None:
     Raises
     ------
     CheckpointError
-        The parents are equal, or sums of each other.
+        The parents are linearly dependent.
     """
     determined: dict[str, np.ndarray] = {}
     for name, fit in fits.items():
@@ -220,7 +220,7 @@ def _sums(fits: Mapping[str, NormalEquations]) -> _Sums | None:
 def _common_coefficients(
     fits: Sequence[NormalEquations], candidates: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Return the coefficients that explain the most tensors, fitted to all of these tensors."""
+    """Return the coefficients that explain the most tensors, fitted to all these tensors."""
 
     def count_of_explained(coefficients: np.ndarray) -> int:
         return sum(fit.is_explained_by(coefficients) for fit in fits)
@@ -235,14 +235,14 @@ def _common_coefficients(
 
 
 def _of_parents(weights: np.ndarray) -> np.ndarray:
-    """Return the weights of parents, given those of the first and of differences from it."""
+    """Return the weights of parents from the coefficients of the fit."""
     return np.array([weights[0] - weights[1:].sum(), *weights[1:]])
 
 
 def _stored_names(
     checkpoints: Sequence[Checkpoint], candidate: Checkpoint
 ) -> dict[str, tuple[str, ...]]:
-    """Return each tensor's name in every parent and in the candidate, where all have one shape."""
+    """Return the names of each tensor in all parents and the candidate, if all have one shape."""
     models = [*checkpoints, candidate]
     tensors = [checkpoint.tensors() for checkpoint in models]
     pairings = [paired_names(tensors[0], tensors_of_model) for tensors_of_model in tensors]
@@ -281,7 +281,7 @@ def _fit(
 
 
 def _sampled_rows(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
-    """Return rows at equal distances, as half-open ranges; None for all."""
+    """Return rows at equal distances, as half-open ranges; None for all rows."""
     if len(shape) < 2 or shape[0] <= SAMPLED_ROWS:
         return None
     rows = evenly_spaced(shape[0], SAMPLED_ROWS)
@@ -289,7 +289,7 @@ def _sampled_rows(shape: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
 
 
 def _notes(names: Sequence[str], weights: np.ndarray) -> Iterator[str]:
-    """Yield the weights (tensors, parents) of each parent, and the parents without a part."""
+    """Yield the weights (tensors, parents) of each parent, and the parents with zero weight."""
     for name, values in zip(names, weights.T, strict=True):
         if np.abs(values).max() < LEAST_PART:
             yield f"{name} has no part in the candidate"
@@ -297,7 +297,7 @@ def _notes(names: Sequence[str], weights: np.ndarray) -> Iterator[str]:
 
 
 def _sum_in_words(names: Sequence[str], weights: np.ndarray) -> str:
-    """Return the weights (tensors, parents) of several parents as a sum.
+    """Describe the weights (tensors, parents) of several parents as a sum.
 
     Examples
     --------

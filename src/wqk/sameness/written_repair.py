@@ -27,7 +27,7 @@ class WrittenRepair:
     removed
         Tensors that were removed.
     verdict
-        Of the comparison of the copy with the reference.
+        Verdict of the comparison of the copy with the reference.
     sentence
         The outcome of the comparison of the copy with the reference.
     """
@@ -43,7 +43,7 @@ class WrittenRepair:
 
     @property
     def summary(self) -> str:
-        """The files, what was changed in them, and the outcome, in sentences."""
+        """The files, the changes, and the outcome, in sentences."""
         changes = [counted(len(self.changed), "tensor")] if self.changed else []
         if self.settings:
             changes.append("the configuration")

@@ -1,4 +1,4 @@
-"""Finders: each looks for one cause of a weight that is not as expected, and for its edit.
+"""Finders: each finder recognizes one cause of a wrong weight, and returns the edit that undoes it.
 
 `wqk.sameness.finders.all_finders` lists all finders, in the order in which they are tried.
 """

@@ -1,7 +1,7 @@
-"""All finders, in the order in which they are tried; and the search for the changes of a block.
+"""All finders in the order of their use, and the search for the changes of a block.
 
 A finder takes a `WeightPair` and returns a `WeightFinding`, or None. A finding is a proposal:
-`wqk.sameness.diagnosis` runs its edits, and prints them if the models are then the same.
+`wqk.sameness.diagnosis` runs the edits, and prints them if the models are then equal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from wqk.sameness.weight_pairs import WeightFinding, WeightPair, WeightPhrase, n
 
 
 def find_in_parts(pair: WeightPair) -> WeightFinding | None:
-    """Find changes of the parts of a fused weight, each for itself.
+    """Find the changes of the parts of a fused weight, part by part.
 
     None if a change of the whole weight explains all parts.
     """
@@ -51,9 +51,9 @@ def find_in_parts(pair: WeightPair) -> WeightFinding | None:
 
 
 def find_rows_of_parts(pair: WeightPair) -> WeightFinding | None:
-    """Find parts of a fused weight whose rows lie in another order, each for itself.
+    """Find parts of a fused weight with rows in another order, part by part.
 
-    All rows of the weight are the original's; therefore no part has heads of other weights.
+    All rows of the weight are rows of the original; therefore no part has heads of other weights.
     """
     if pair.row_order is None:
         return None
@@ -65,7 +65,7 @@ def find_rows_of_parts(pair: WeightPair) -> WeightFinding | None:
 
 
 def _findings_of_parts(pair: WeightPair) -> list[WeightFinding]:
-    """Return a finding of each part that is not as expected; none if some part has no finding."""
+    """Return a finding for each wrong part; none if any wrong part has no finding."""
     findings: list[WeightFinding] = []
     for part in pair.parts:
         if not part.right:
@@ -101,9 +101,9 @@ def _joined_parts(pair: WeightPair, findings: Sequence[WeightFinding]) -> Weight
 
 
 def _are_of_the_whole(pair: WeightPair, findings: Sequence[WeightFinding]) -> bool:
-    """Return whether all parts of a fused weight have one change, which the whole has, too.
+    """Return whether all parts of a fused weight have one change, as a change of the whole weight.
 
-    The whole of parts that are each stored transposed has another shape, and not their change.
+    If every part is stored transposed, the whole has another shape; that is no change of the whole.
     """
     changes: set[tuple[Kind, WeightPhrase, str]] = set()
     for finding in findings:
@@ -157,14 +157,14 @@ def find_first(pair: WeightPair) -> WeightFinding | None:
 def search(
     pairs: Sequence[WeightPair], find_other_place: FindOtherPlace = no_other_place
 ) -> list[WeightFinding]:
-    """Find the changes of each of a block's weights that is not as expected.
+    """Find the changes of all wrong weights of a block.
 
     Parameters
     ----------
     pairs
         All weights of the block.
     find_other_place
-        Returns the other place of the reference that a weight is from.
+        Function that returns the other place in the reference that a weight comes from.
     """
     wrong = [pair for pair in pairs if not pair.right]
     findings = find_moved_tensors(pairs, wrong, find_other_place)

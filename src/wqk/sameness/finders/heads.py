@@ -1,4 +1,4 @@
-"""Heads of a weight that were replaced: averaged, copied, pruned, or initialized anew.
+"""Heads of a weight that were replaced: averaged, copied, pruned or initialized again.
 
 Axes: n rows, D columns; H heads, R head width.
 """
@@ -25,14 +25,14 @@ LISTED_HEADS = 8
 
 
 class _ReplacedHeads(NamedTuple):
-    """The heads of a weight, some of which are not the expected ones.
+    """The heads of a weight, divided into replaced and expected heads.
 
     Attributes
     ----------
     expected, actual
         The rows of all heads.
     replaced, kept
-        Numbers of the heads that are not the expected ones, and of the others.
+        Numbers of the heads that differ from the expected heads, and of the remaining heads.
     """
 
     expected: Float[np.ndarray, "H R D"]
@@ -42,7 +42,7 @@ class _ReplacedHeads(NamedTuple):
 
 
 def find_heads(pair: WeightPair) -> WeightFinding | None:
-    """Find whole heads that were replaced: by means, copies, zeros, other weights, or new rows."""
+    """Find whole heads that were replaced: by means, copies, zeros, other weights or new rows."""
     if not pair.heads:
         return None
     shape = pair.heads, pair.sizes.width, -1
@@ -82,9 +82,9 @@ def _taken_heads(heads: np.ndarray, width: int) -> Edit:
 
 
 def _number_of_means(expected: np.ndarray, actual: np.ndarray) -> int | None:
-    """Return the number of groups of heads (H, R, D) whose members were replaced by their mean.
+    """Return the number of groups of heads (H, R, D) that were replaced by the mean of the group.
 
-    None if no such grouping explains all heads.
+    None if no number of groups explains all heads.
     """
     heads = len(expected)
     for groups in range(1, heads):
@@ -103,7 +103,7 @@ def _number_of_means(expected: np.ndarray, actual: np.ndarray) -> int | None:
 
 
 def _origin(pair: WeightPair, heads: _ReplacedHeads) -> tuple[Kind, str]:
-    """Return kind and description of heads that are not the expected ones."""
+    """Return the kind and the description of replaced heads."""
     actual = heads.actual[heads.replaced]
     title = f"{pair.role} heads {listed(heads.replaced)}"
     deviation = float(actual.std())
@@ -134,7 +134,7 @@ def _copies(heads: np.ndarray, sources: np.ndarray) -> str:
 
 
 def _are_rows_of(rows: np.ndarray, source: WeightPair) -> bool:
-    """Return whether all of some rows (n, D) are rows of the queries, keys or values."""
+    """Return whether all given rows (n, D) are rows of the queries, keys or values."""
     role = source.role
     if role.use is not TensorUse.WEIGHT or role.fused or role.side not in ("query", "key", "value"):
         return False

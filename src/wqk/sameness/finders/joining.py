@@ -1,4 +1,4 @@
-"""Findings of several weights that are one cause: moved heads, exchanged scales, one phrase.
+"""Findings of several weights with one cause: moved heads, exchanged scales, one phrase.
 
 Axes: H query heads, G key heads.
 """
@@ -20,11 +20,11 @@ from wqk.sameness.weight_pairs import SCORED, TensorUse, WeightFinding, WeightPa
 
 
 def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> list[WeightFinding]:
-    """Join findings of several weights of a block that are one cause.
+    """Join findings of several weights of a block that have one cause.
 
-    Joined are factors of queries, keys and values whose product is 1; gains that moved with the
-    rows of their side; whole heads of queries and keys in another order; and findings of one kind,
-    phrase and edit.
+    The following findings are joined: factors of queries, keys and values with product 1; gains
+    that moved with the rows of their side; whole heads of queries and keys in another order; and
+    findings of one kind, phrase and edit.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
     Returns
     -------
     list of WeightFinding
-        A finding for each cause: first the order of heads, then the others in the order of
-        ``findings``.
+        A finding for each cause: first the order of heads, then all remaining causes in the order
+        of ``findings``.
     """
     scales = _exchanged_scales(findings)
     if scales is not None:
@@ -58,7 +58,7 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
 
 
 def _key_of_cause(finding: WeightFinding) -> tuple[Hashable, ...]:
-    """Return a key that findings of one cause have in common: kind, phrase, edits."""
+    """Return a key that all findings of one cause share: kind, phrase, edits."""
     codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
     if finding.kind is Kind.ADAPTER:
         # One merge has an edit of each shape: outputs are edited by the transposed product.
@@ -88,7 +88,7 @@ def _with_moved_gains(findings: Sequence[WeightFinding]) -> list[WeightFinding]:
 
 
 def _moves_rows_by(finding: WeightFinding, code: str) -> bool:
-    """Return whether a finding is an order of rows, whose edit prints this code."""
+    """Return whether a finding is an order of rows with this printed code."""
     edit = finding.edits.get(finding.pair.name)
     if finding.rows is None or edit is None or isinstance(edit, Take):
         return False
@@ -96,7 +96,7 @@ def _moves_rows_by(finding: WeightFinding, code: str) -> bool:
 
 
 def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None:
-    """Join the factors of queries, keys and values whose product is 1, as exchanged scales have."""
+    """Join the factors of queries, keys and values if their product is 1."""
     scaled: dict[str, WeightFinding] = {}
     for finding in findings:
         role = finding.pair.role
@@ -136,10 +136,10 @@ def _all_edits(findings: Sequence[WeightFinding]) -> dict[str, Edit]:
 
 
 def _one_finding(findings: Sequence[WeightFinding], has_two_sides: bool) -> WeightFinding:
-    """Join findings of one phrase, whose sentence then lists all their titles.
+    """Join findings of one phrase; the joined sentence lists the titles of all weights.
 
-    ``has_two_sides`` is whether queries and keys are stored in two tensors. An order of rows in one
-    of them alone is then described as such.
+    ``has_two_sides`` is true if queries and keys are stored in two tensors. The description then
+    states if the rows of only one of the tensors moved.
     """
     first = findings[0]
     sides: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Differences of low rank, as of adapters that were merged otherwise, or not at all.
+"""Differences of low rank, such as adapters that were merged wrongly or not merged.
 
 Axes: n rows, D columns.
 """
@@ -25,7 +25,7 @@ SAMPLED_ROWS = 256
 
 
 def find_decomposed(pair: WeightPair) -> WeightFinding | None:
-    """Find a wrong merge of an adapter of DoRA, before the factors of its rows are found."""
+    """Find a wrong merge of a DoRA adapter, before a search for factors of its rows."""
     adapter = pair.adapter
     if adapter is None or adapter.update is None:
         return None
@@ -38,7 +38,7 @@ def find_decomposed(pair: WeightPair) -> WeightFinding | None:
 
 
 def find_adapter(pair: WeightPair) -> WeightFinding | None:
-    """Find a difference of low rank, as of an adapter of which no model is a file."""
+    """Find a difference of low rank, such as an adapter without a file."""
     if pair.adapter is not None:
         return None
     rank = low_rank(pair.actual, pair.expected, pair.rounding * pair.largest_expected)
@@ -61,7 +61,7 @@ def find_adapter(pair: WeightPair) -> WeightFinding | None:
 
 
 def find_wrong_merge(pair: WeightPair) -> WeightFinding | None:
-    """Find the multiple of a known adapter's product that the other model contains."""
+    """Find the multiple of a known adapter's product in the merged model."""
     adapter = pair.adapter
     if adapter is None or adapter.update is not None:
         return None
@@ -88,7 +88,7 @@ def find_wrong_merge(pair: WeightPair) -> WeightFinding | None:
 def _edit_of(
     merge: FittedMerge, adapter: AdapterEffect, pair: WeightPair, rounding: float
 ) -> Edit | None:
-    """Return the edit of a wrong merge by the adapter's factors; None if they do not suffice."""
+    """Return the edit of a wrong merge from the adapter's factors; None if they do not suffice."""
     rows = None if pair.rows is None else Stretches.of(pair.rows)
     if adapter.factors is None or pair.grid is not None:
         return None
@@ -104,7 +104,7 @@ def _edit_of(
 
 
 def low_rank(actual: np.ndarray, expected: np.ndarray, noise: float) -> int | None:
-    """Return the rank of the change of a matrix if it is low and plain; None otherwise.
+    """Return the rank of the change of a matrix if the rank is low and clear; else None.
 
     Parameters
     ----------

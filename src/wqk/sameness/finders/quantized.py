@@ -1,4 +1,4 @@
-"""Columns of quantized weights that have the scales of other groups.
+"""Columns of quantized weights with the scales of other groups.
 
 Axes: n rows, D columns.
 """
@@ -20,14 +20,14 @@ SAMPLED_ROWS = 256
 
 
 class _ColumnGroups(NamedTuple):
-    """The group whose scales each column has, (D,), and a description."""
+    """The groups whose scales fit the columns, (D,), and a description."""
 
     groups: np.ndarray
     description: str
 
 
 def find_groups(pair: WeightPair) -> WeightFinding | None:
-    """Find columns of a quantized weight that have the scales of other groups (act-order)."""
+    """Find columns of a quantized weight with the scales of other groups (act-order)."""
     if not pair.grid:
         return None
     rows = evenly_spaced(len(pair.actual), SAMPLED_ROWS).tolist()
@@ -42,7 +42,7 @@ def find_groups(pair: WeightPair) -> WeightFinding | None:
 
 
 def _find_column_groups(expected: np.ndarray, regrouping: Regrouping) -> _ColumnGroups | None:
-    """Return the groups whose scales fit the columns best; None if these are not others.
+    """Return the groups whose scales fit the columns best; None if these are the stored groups.
 
     The groups are chosen on half of the rows, and compared with chance on the other half.
     """
@@ -70,7 +70,7 @@ def _find_column_groups(expected: np.ndarray, regrouping: Regrouping) -> _Column
 
 
 def _are_constant_within(groups: np.ndarray, neighbors: np.ndarray) -> bool:
-    """Return whether the columns of each block of neighbors have the scales of one group."""
+    """Return whether each block of neighboring columns has the scales of one group."""
     for block in range(int(neighbors.max(initial=-1)) + 1):
         if len(np.unique(groups[neighbors == block])) != 1:
             return False

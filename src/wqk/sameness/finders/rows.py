@@ -1,4 +1,4 @@
-"""Rows and columns of a weight that lie in another order.
+"""Rows and columns of a weight in another order.
 
 Axes: n rows, D columns; H query heads, G key heads, R head width.
 """
@@ -31,7 +31,7 @@ UNORDERED = "in another order, by no known rule"
 
 
 def find_rows(pair: WeightPair) -> WeightFinding | None:
-    """Find rows that lie in an order with a name, of a weight and of its bias."""
+    """Find rows in an order that has a name, in a weight and its bias."""
     rows = pair.row_order
     if rows is None:
         return None
@@ -59,7 +59,7 @@ def find_rows(pair: WeightPair) -> WeightFinding | None:
 
 
 def find_unnamed_rows(pair: WeightPair) -> WeightFinding | None:
-    """Find rows that lie in an order without a name."""
+    """Find rows in an order without a name."""
     if pair.row_order is None:
         return None
     description = f"rows of {{}} {UNORDERED}"
@@ -67,12 +67,12 @@ def find_unnamed_rows(pair: WeightPair) -> WeightFinding | None:
 
 
 def _kind_of_order(pair: WeightPair) -> Kind:
-    """Return the kind of an order of rows: that of a fused weight, or any other."""
+    """Return the kind of an order of rows: in a fused weight, or in any other weight."""
     return Kind.FUSED if len(pair.parts) > 2 else Kind.ROWS
 
 
 def _name(pair: WeightPair, rows: np.ndarray) -> NamedOrder | None:
-    """Return the name of an order of rows; in a fused weight, of its sections."""
+    """Return the name of an order of rows; for a fused weight, the order of its sections."""
     if len(pair.parts) <= 2:
         return name_permutation(rows, pair.sizes)
     queries = pair.parts[0].rows
@@ -81,7 +81,7 @@ def _name(pair: WeightPair, rows: np.ndarray) -> NamedOrder | None:
 
 
 def _are_repeated_as_a_whole(pair: WeightPair, rows: np.ndarray) -> bool:
-    """Return whether key heads are repeated as a whole, not one by one."""
+    """Return whether the list of key heads is repeated, instead of each key head."""
     if pair.repeated == 1 or not pair.heads:
         return False
     heads = whole_heads(rows, pair.sizes.width)
@@ -91,7 +91,7 @@ def _are_repeated_as_a_whole(pair: WeightPair, rows: np.ndarray) -> bool:
 
 
 def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> WeightFinding | None:
-    """Find whole heads that lie in another order, given the order of their rows."""
+    """Find whole heads in another order, from the order of their rows."""
     heads = whole_heads(rows, pair.sizes.width)
     if heads is None:
         return None
@@ -104,12 +104,12 @@ def _find_heads_in_order(pair: WeightPair, rows: np.ndarray) -> WeightFinding | 
 
 
 def find_columns(pair: WeightPair) -> WeightFinding | None:
-    """Find columns that lie in another order."""
+    """Find columns in another order."""
     return find_in_columns(pair, _find_column_order)
 
 
 def find_in_columns(pair: WeightPair, find: Find) -> WeightFinding | None:
-    """Return what a finder of rows finds among the columns of a weight."""
+    """Apply a finder of rows to the columns of a weight."""
     finding = find(pair.transposed)
     if finding is None:
         return None
@@ -118,7 +118,7 @@ def find_in_columns(pair: WeightPair, find: Find) -> WeightFinding | None:
 
 
 def _find_column_order(transposed: WeightPair) -> WeightFinding | None:
-    """Find rows of a transposed weight that lie in another order."""
+    """Find rows of a transposed weight in another order."""
     rows = transposed.row_order
     if rows is None:
         return None
@@ -136,7 +136,7 @@ def _find_column_order(transposed: WeightPair) -> WeightFinding | None:
 
 
 def find_transposed(pair: WeightPair) -> WeightFinding | None:
-    """Find a square weight that is stored the other way."""
+    """Find a square weight that is stored transposed."""
     rows, columns = pair.actual.shape
     if rows != columns or not same_numbers(pair.expected, pair.actual.T):
         return None

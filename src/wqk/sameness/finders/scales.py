@@ -1,4 +1,4 @@
-"""Factors and offsets of a weight: of all numbers, of rows, columns, blocks or heads.
+"""Factors and offsets of a weight: one for all numbers, or one for each row, column, block or head.
 
 Axes: n rows, D columns; B blocks of a row, C columns of a block.
 """
@@ -28,16 +28,16 @@ BLOCKS = (16, 32, 64, 128)
 
 
 class Groups(NamedTuple):
-    """A way to group the numbers of a weight that share a factor, or an offset.
+    """A way to group the numbers of a weight; a group shares a factor or an offset.
 
     Attributes
     ----------
     kind
-        The cause, if each group has a factor.
+        The cause if the groups have factors.
     description
         The groups, in words; empty for one group of all numbers.
     axes
-        The axes of the weight, seen as (n, B, C), that a group extends along.
+        The axes of the weight as (n, B, C) that a group extends along.
     size
         Columns of a block, C; 0 if a row is one block.
     """
@@ -64,7 +64,7 @@ class _GroupFit(NamedTuple):
     factors
         The factor of each group; the axes of (n, B, C) that a group extends along have length 1.
     residual
-        What the factors leave of the weight, (n, B, C).
+        The weight minus its fit, (n, B, C).
     """
 
     factors: np.ndarray
@@ -72,7 +72,7 @@ class _GroupFit(NamedTuple):
 
 
 def find_zeros(pair: WeightPair) -> WeightFinding | None:
-    """Find a weight that is all zero."""
+    """Find a weight of zeros."""
     return None if pair.actual.any() else pair.finding(Kind.ZERO, "{}: all zero")
 
 
@@ -92,7 +92,7 @@ def find_factors(pair: WeightPair) -> WeightFinding | None:
 def _find_shared(
     pair: WeightPair, groupings: Sequence[Groups], offset: bool
 ) -> WeightFinding | None:
-    """Find factors that groups of numbers share, or offsets of each group."""
+    """Find one factor, or one offset, for each group of numbers."""
     columns = pair.expected[0].size
     for groups in groupings:
         size = groups.size or columns
@@ -109,16 +109,16 @@ def _find_shared(
 def _find_shared_by(
     pair: WeightPair, groups: Groups, size: int, offset: bool
 ) -> WeightFinding | None:
-    """Find factors or offsets of one way of grouping numbers.
+    """Find factors or offsets for one way to group numbers.
 
     Parameters
     ----------
     pair, groups
-        The weight, and the way of grouping.
+        The weight, and the grouping.
     size
         Columns of a block.
     offset
-        Whether offsets are searched, besides the factors. Otherwise offsets are 0.
+        Whether to search for offsets, besides factors. Otherwise offsets are 0.
     """
     sample = screening_sample(pair.expected)
     expected, actual = pair.expected[sample], pair.actual[sample]
@@ -142,7 +142,7 @@ def _find_shared_by(
 
 
 def _are_codes(pair: WeightPair) -> bool:
-    """Return whether a weight consists of whole numbers, and the expected weight does not."""
+    """Return whether a weight consists of whole numbers although the expected weight does not."""
     if not pair.is_matrix or not np.array_equal(pair.actual, np.rint(pair.actual)):
         return False
     return not np.array_equal(pair.expected, np.rint(pair.expected))
@@ -163,7 +163,8 @@ def _fit_groups(
 ) -> _GroupFit:
     """Fit a factor to each group of numbers; with ``offset``, to differences from the mean.
 
-    ``size`` are the columns of a block, ``axes`` those of (n, B, C) that a group extends along.
+    ``size`` is the number of columns of a block. ``axes`` are the axes of (n, B, C) that a group
+    extends along.
     """
     shape = len(expected), -1, size
     w = np.asarray(expected, np.float64).reshape(shape)
@@ -178,7 +179,7 @@ def _fit_groups(
 
 
 def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> WeightFinding:
-    """Name factors: one of all numbers, signs, a norm's gain, of heads, or of each group."""
+    """Describe factors: one for all numbers, signs, a norm's gain, of heads, or of each group."""
     if groups.kind is Kind.BLOCK_SCALES:
         return pair.finding(groups.kind, f"{{}}: scales of other rows or {groups.description}")
     if groups.kind is Kind.SCALED:
@@ -206,7 +207,7 @@ def _name_factors(pair: WeightPair, groups: Groups, factors: np.ndarray) -> Weig
 def _find_factors_of_heads(
     pair: WeightPair, kind: Kind, axis: int, factors: np.ndarray
 ) -> WeightFinding | None:
-    """Find factors of rows or columns that are one number for each head."""
+    """Find factors of rows or columns that are equal within each head."""
     heads = pair.heads if axis == 0 else pair.transposed.heads
     if heads < 2 or len(factors) % heads or len(factors) == heads:
         return None

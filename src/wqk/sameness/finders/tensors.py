@@ -1,4 +1,4 @@
-"""Tensors in the place of others: exchanged, copied, or cut from a fused weight at other places."""
+"""Tensors at the place of other tensors: exchanged, copied, or cut wrongly from a fused weight."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JOINED = ("query", "key", "value")
 
 
 class OtherPlace(NamedTuple):
-    """The other block of the reference that a weight is from.
+    """The other block of the reference that a weight comes from.
 
     Attributes
     ----------
@@ -53,20 +53,20 @@ FindOtherPlace: TypeAlias = "Callable[[WeightPair], OtherPlace | None]"
 
 
 def no_other_place(pair: WeightPair) -> None:
-    """Return None: no weight of another place is searched for."""
+    """Return None: weights of other places are not searched for."""
 
 
 def find_moved_tensors(
     pairs: Sequence[WeightPair], wrong: Sequence[WeightPair], find_other_place: FindOtherPlace
 ) -> list[WeightFinding]:
-    """Find weights that are another tensor's, or exchanged with it.
+    """Find weights that are copies of another tensor, or exchanged with another tensor.
 
     Parameters
     ----------
     pairs, wrong
-        All weights of a block, and those that are not as expected.
+        All weights of a block, and the wrong weights.
     find_other_place
-        Returns the other place of the reference that a weight is from.
+        Function that returns the other place in the reference that a weight comes from.
     """
     sources: dict[str, WeightPair] = {}
     for pair in wrong:
@@ -90,7 +90,7 @@ def find_moved_tensors(
 
 
 def _source_of(pair: WeightPair, pairs: Sequence[WeightPair]) -> WeightPair | None:
-    """Return the pair whose expected numbers a tensor holds."""
+    """Return the pair whose expected numbers a tensor contains."""
     if not np.ptp(pair.actual):
         return None
     for source in pairs:
@@ -103,7 +103,7 @@ def _source_of(pair: WeightPair, pairs: Sequence[WeightPair]) -> WeightPair | No
 def _exchanged(
     wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]
 ) -> list[WeightFinding]:
-    """Find tensors that have changed places, with or without their biases."""
+    """Find tensors that were exchanged, with or without their biases."""
     by_name = {pair.name: pair for pair in wrong}
     partners: dict[str, str] = {}
     for name, source in sources.items():
@@ -124,7 +124,7 @@ def _exchanged(
 
 
 def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]) -> WeightFinding:
-    """Return the finding of two tensors that have changed places."""
+    """Return the finding of two exchanged tensors."""
     swapped = {pair.name: partner.name, partner.name: pair.name}
     sides = {pair.role.side, partner.role.side}
     kind = Kind.TENSOR
@@ -145,9 +145,10 @@ def _exchange(pair: WeightPair, partner: WeightPair, partners: Mapping[str, str]
 
 
 def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
-    """Find queries, keys and values whose rows lie among each other: a fused weight that was cut.
+    """Find queries, keys and values with mixed rows, as from a fused weight that was cut wrongly.
 
-    The rows of all three are joined, and searched for among the expected rows of all three.
+    The rows of queries, keys and values are joined, and searched for among the expected rows of all
+    three.
     """
     weights = _weights_of_sides(pairs)
     if not weights or not _may_be_recut(weights):
@@ -178,7 +179,7 @@ def find_recut(pairs: Sequence[WeightPair]) -> WeightFinding | None:
 
 
 def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:
-    """Return the weights of queries, keys and values; none unless each has heads."""
+    """Return the weights of queries, keys and values; none unless each weight has heads."""
     by_side: dict[str, WeightPair] = {}
     for pair in pairs:
         if pair.heads and pair.role.use is TensorUse.WEIGHT:
@@ -189,7 +190,7 @@ def _weights_of_sides(pairs: Sequence[WeightPair]) -> list[WeightPair]:
 
 
 def _may_be_recut(weights: Sequence[WeightPair]) -> bool:
-    """Return whether the rows of queries, keys and values could be those of one fused weight."""
+    """Return whether the rows of queries, keys and values may come from one fused weight."""
     if len({pair.expected.shape[1] for pair in weights}) > 1:
         return False
     if len({pair.layout.is_transposed for pair in weights}) > 1:
@@ -202,7 +203,7 @@ def _may_be_recut(weights: Sequence[WeightPair]) -> bool:
 
 
 def _has_own_rows(pair: WeightPair) -> bool:
-    """Return whether rows at equal distances are all among the expected rows of the same weight."""
+    """Return whether sampled rows of a weight are all among its expected rows."""
     if pair.right or pair.rows_in_place:
         return True
     expected, actual = pair.sketches
@@ -212,9 +213,9 @@ def _has_own_rows(pair: WeightPair) -> bool:
 
 
 def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
-    """Return the order of the rows of several weights, joined; None if they are in order.
+    """Return the order of the joined rows of several weights; None if the rows are in order.
 
-    For each expected row of all weights: the number of the actual row, among those of all weights.
+    The result contains, for each expected row, the number of the actual row in the joined weights.
     """
     sketches_of_expected = np.concatenate([pair.sketches[0] for pair in weights])
     sketches_of_actual = np.concatenate([pair.sketches[1] for pair in weights])

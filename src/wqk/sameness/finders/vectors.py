@@ -1,4 +1,4 @@
-"""Biases and gains that are missing, in another order, or others."""
+"""Biases and gains that are missing, in another order, or different."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wqk.sameness.weight_pairs import WeightFinding, WeightPair
 
 @dataclass(frozen=True)
 class _Titles:
-    """The words for a vector in descriptions.
+    """Words for a vector in descriptions.
 
     Attributes
     ----------
@@ -25,9 +25,9 @@ class _Titles:
     noun
         ``biases`` or ``gains``.
     vector
-        The vector of its side, such as ``biases of the query``.
+        The vector with its side, such as ``biases of the query``.
     rows
-        The rows that a vector moves with.
+        The rows that move with the vector.
     missing
         The description of zeros.
     """
@@ -49,7 +49,7 @@ class _Titles:
 
 
 def find_vector(pair: WeightPair) -> WeightFinding | None:
-    """Find biases and gains that are missing, in another order, or others."""
+    """Find biases and gains that are missing, in another order, or different."""
     if not (pair.role.is_bias or pair.role.is_norm):
         return None
     kind = Kind.NORM if pair.role.is_norm else Kind.BIASES
@@ -86,7 +86,7 @@ def find_vector(pair: WeightPair) -> WeightFinding | None:
 
 
 def _reorders_of(pair: WeightPair) -> tuple[Reorder, ...]:
-    """Return the reorderings of rows that a vector of all heads, or of one head, may have."""
+    """Return the reorderings of rows that apply to a vector of all heads, or of one head."""
     width = pair.sizes.width
     if pair.heads:
         return reorders(pair.heads, width, pair.sizes.rotated)
@@ -94,7 +94,7 @@ def _reorders_of(pair: WeightPair) -> tuple[Reorder, ...]:
 
 
 def order_of_entries(expected: np.ndarray, actual: np.ndarray) -> np.ndarray | None:
-    """Return the entries of one vector that make another, where all are different.
+    """Return the order of a vector's entries that makes the expected vector; None if ambiguous.
 
     Examples
     --------
