@@ -1,4 +1,4 @@
-"""The queries and keys of a model: families as data, and plans made from them."""
+"""Queries and keys of a model: families as data, and plans made from families."""
 
 from wqk.families.assumptions import Aspect, Assumption
 from wqk.families.family import families, load_family

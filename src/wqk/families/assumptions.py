@@ -1,9 +1,9 @@
-"""Parts of a plan that a family does not establish: assumed values, and values that are unknown.
+"""Parts of a plan that a family does not establish: assumed values and unknown values.
 
-A plan of a known family is a fact, except for rotary positions that the family only names. A plan
-of a guess is not: names and shapes of tensors do not determine the scale, the positions, the mask,
-or the gains' offset. `AttentionPlan.assumptions` lists every such part, with the value that the
-plan uses.
+The plan of a known family is certain, except for rotary positions that the family only names. The
+plan of a guessed family is uncertain: names and shapes of tensors do not determine the scale, the
+positions, the mask, or the offset of gains. `AttentionPlan.assumptions` lists every such part, with
+the value that the plan uses.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Assumption:
     aspect
         The part.
     value
-        The value that the plan uses; None if the plan uses none, because the part is unknown.
+        The value that the plan uses; None if the part is unknown.
     reason
-        A clause on why it is not known.
+        A clause with the reason why the part is not known.
     """
 
     aspect: Aspect
@@ -57,7 +57,7 @@ class Assumption:
 
 
 def in_one_line(assumptions: Iterable[Assumption]) -> str:
-    """Return assumed and unknown parts of a plan as one sentence; empty if there are none.
+    """Return assumed and unknown parts of a plan as one sentence; empty without such parts.
 
     Examples
     --------

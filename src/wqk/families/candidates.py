@@ -1,8 +1,8 @@
-"""Queries and keys by the names of tensors alone, for models that no family knows.
+"""Queries and keys found only by the names of tensors, for models of unknown families.
 
-Two weights whose names differ only in ``q`` and ``k``, or one weight whose name shows that it holds
-both, are candidates of queries and keys. The tensors next to them are sorted: norms of queries and
-keys, tensors that do not change the score, unexplained ones, and signs of a recurrence.
+Candidates of queries and keys are two weights whose names differ only in ``q`` and ``k``, or one
+weight with the name of a fused weight. The tensors next to a candidate are sorted: norms of queries
+and keys, tensors that do not change the score, unexplained tensors, and signs of a recurrence.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ RECURRENCES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tensors of one spelling that look like the queries and keys of every layer.
+    """Tensors of one spelling with names of queries and keys, in every layer.
 
     Attributes
     ----------
     query, key
-        Names without ``.weight`` and the number of the layer; equal if one weight holds both.
+        Names without ``.weight`` and the number of the layer; equal for a fused weight.
     shape, key_shape
         Shapes of the first layer's weights.
     layout
@@ -108,7 +108,7 @@ class Candidate:
 
     @property
     def path(self) -> str:
-        """The module that holds the projections."""
+        """The module that contains the projections."""
         return self.query.rpartition(".")[0]
 
     @property
@@ -137,7 +137,7 @@ class Neighbors:
     Attributes
     ----------
     query_norm, key_norm
-        Names of the norms before the score, without ``.weight``; empty if there is none.
+        Names of the norms before the score, without ``.weight``; empty without norms.
     has_bias
         Whether these norms have biases, as LayerNorm does.
     unexplained
@@ -181,7 +181,7 @@ def candidates(tensors: Tensors) -> list[Candidate]:
 
 
 def _layout_and_key(query: str) -> tuple[str, str] | None:
-    """Return the layout of a weight by its name, and the name of its keys; None for other weights.
+    """Return the layout of a weight and the name of its keys; None if the weight has no queries.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def _layout_and_key(query: str) -> tuple[str, str] | None:
 
 
 def _sibling(path: str, match: re.Match[str], roles: Mapping[str, str]) -> str:
-    """Return the name of the module that differs from a query's in the role alone."""
+    """Return the name of a module that differs from a query's name only in the role."""
     module = match["before"] + roles[match["role"]] + match["after"]
     return f"{path}.{module}" if path else module
 
@@ -212,7 +212,7 @@ def neighbors_of(candidate: Candidate, others: list[Candidate], tensors: Tensors
     candidate
         The candidate.
     others
-        All candidates; those of the same module share its tensors.
+        All candidates; candidates of the same module share its tensors.
     tensors
         All tensors of the checkpoint.
     """
@@ -248,7 +248,7 @@ def _sort_norm(
     name: str,
     info: TensorInfo,
 ) -> None:
-    """Note a parameter of a norm of queries or of keys: the candidate's, a rival's, or no one's.
+    """Record a parameter of a norm: of the candidate, of another candidate, or of neither.
 
     ``name`` is the parameter's name in the candidate's module, such as ``q_norm.weight``.
     """
@@ -267,9 +267,9 @@ def _sort_norm(
 
 
 def _within(candidate: Candidate, tensors: Tensors) -> Iterator[tuple[str, TensorInfo]]:
-    """Yield the tensors in the candidate's own modules, by their names there, each name once.
+    """Yield the tensors in the candidate's modules, each name once, relative to the module.
 
-    A module of the same name in another layer may be something else, such as a recurrence.
+    A module with the same name in another layer may have another purpose, such as a recurrence.
     """
     modules = {name.removesuffix(".weight").rpartition(".")[0] for name in candidate.tensors}
     yielded: set[str] = set()
@@ -286,7 +286,7 @@ def _within(candidate: Candidate, tensors: Tensors) -> Iterator[tuple[str, Tenso
 def _is_harmless(name: str, name_words: set[str]) -> bool:
     """Return whether a tensor does not affect scores, by its name and the words of its module.
 
-    ``proj`` and ``dense`` alone, whose words are empty, are outputs.
+    A module ``proj`` or ``dense``, without further words, is an output.
     """
     if QUANTIZED.search(name):
         return True
@@ -297,7 +297,7 @@ def _is_harmless(name: str, name_words: set[str]) -> bool:
 
 
 def words_of(module: str) -> set[str]:
-    """Return the words of a module's name, except for those that mean a projection.
+    """Return the words of a module's name, without words for a projection.
 
     Examples
     --------

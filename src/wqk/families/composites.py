@@ -1,8 +1,8 @@
 """Families of composite models: a language model with a vision tower, an encoder with a decoder.
 
-A part of a composite is a model. The nested configuration of the part has a model type, hence a
-family, and numbers; the tensors of the part share a prefix. The rules of the family apply
-unchanged, with that prefix and configuration.
+A part of a composite is a model. The nested configuration of the part has numbers and a model type,
+and therefore a family; the tensors of the part share a prefix. The rules of the family apply
+unchanged, with this prefix and configuration.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ class ModelComponent:
     Attributes
     ----------
     path
-        Place of the configuration: ``thinker_config.text_config``; empty for the model's own keys.
+        Path of the configuration: ``thinker_config.text_config``; empty for the keys of the whole
+        model.
     config
         The configuration of the part.
     family
         The family of the part's type.
     model_type
-        The part's type.
+        The model type of the part.
     """
 
     path: str
@@ -66,7 +67,7 @@ class ModelComponent:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The stacks that the path names, modalities first."""
+        """The stacks in the path, modalities first."""
         names = re.split(r"[._]", self.path.lower())
         return tuple(kind for kind in WORDS if _any_starts_with(names, WORDS[kind]))
 
@@ -77,7 +78,7 @@ class ModelComponent:
 
     @property
     def modalities(self) -> list[str]:
-        """The modalities that the path names."""
+        """The modalities in the path."""
         return [kind for kind in MODALITIES if kind in self.words]
 
     def prefixes(self, tensors: Tensors) -> Iterator[str]:
@@ -94,12 +95,12 @@ class ModelComponent:
 
 
 def _any_starts_with(names: Sequence[str], words: tuple[str, ...]) -> bool:
-    """Return whether one of the names begins with one of the words."""
+    """Return whether any of the names begins with any of the words."""
     return any(name.startswith(words) for name in names)
 
 
 def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Family | None:
-    """Return the family of a composite model; None if the configuration names no part's type.
+    """Return the family of a composite model; None if the configuration names no type of a part.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     Raises
     ------
     CheckpointError
-        Tensors of a part occur more than once, with nothing to distinguish them.
+        Tensors of a part occur more than once, and cannot be distinguished.
     UnknownFamily
         The attention of a part is not one form per head.
     """
@@ -137,7 +138,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
 
 
 def _priority(component: ModelComponent, tensors: Tensors) -> tuple[bool, bool]:
-    """Return a key that sorts parts: parts that names identify first take their tensors."""
+    """Return a sort key of parts; parts that are identified by names take their tensors first."""
     is_plain = component.words[:1] in ((), ("text",), ("decoder",))
     is_named = any(
         _has_first_word(prefix, component, tensors) for prefix in component.prefixes(tensors)
@@ -185,9 +186,10 @@ def _components(
 
 
 def _own_prefixes(tensors: Tensors, component: ModelComponent, taken: set[str]) -> list[str]:
-    """Return the prefix of a part's tensors.
+    """Return the prefixes of a part's tensors.
 
-    There are several prefixes if several modules that are named like the part share its numbers.
+    The result has several prefixes if several modules with the name of the part have its numbers of
+    heads and layers.
     """
     candidates = {
         prefix
@@ -209,7 +211,7 @@ def _own_prefixes(tensors: Tensors, component: ModelComponent, taken: set[str]) 
 
 
 def _words_of(prefix: str) -> list[str]:
-    """Return the words of a prefix in lower case: its modules, and their parts."""
+    """Return the words of a prefix in lower case: the modules, and their parts."""
     return re.split(r"[._]", prefix.lower())
 
 
@@ -236,7 +238,7 @@ def _names_configuration(prefix: str, component: ModelComponent, tensors: Tensor
 
 
 def _has_first_word(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
-    """Return whether a word starts like the name: ``patch_encoder``, ``patch_model_config``."""
+    """Return whether a word begins as the part's name: ``patch_encoder`` for ``patch_config``."""
     first = component.path.rpartition(".")[2].split("_")[0]
     return any(word.split("_")[0] == first for word in prefix.split("."))
 
@@ -256,7 +258,7 @@ def _has_width(prefix: str, component: ModelComponent, tensors: Tensors) -> bool
 
 
 def _has_depth(prefix: str, component: ModelComponent, tensors: Tensors) -> bool:
-    """Return whether there are as many query weights under the prefix as configured layers."""
+    """Return whether the query weights under the prefix are as many as the configured layers."""
     depth = _first_value(component.config, DEPTHS)
     return bool(len(component.queries(tensors, prefix)) == depth)
 
@@ -277,7 +279,7 @@ CRITERIA: tuple[Callable[[str, ModelComponent, Tensors], bool], ...] = (
 
 
 def _stack(component: ModelComponent, rule: AttentionRule, stacks: set[str]) -> str:
-    """Return the name of a part's stack in the whole model; ``stacks`` are all of the part's."""
+    """Return the name of a part's stack in the whole model; ``stacks`` are the part's stacks."""
     kind = component.words[0] if component.words else component.name
     if not kind or (kind == "text" and rule.stack == "decoder"):
         return rule.stack
@@ -289,7 +291,7 @@ def _stack(component: ModelComponent, rule: AttentionRule, stacks: set[str]) -> 
 
 
 def _with_distinct_stacks(rules: Sequence[AttentionRule]) -> Iterator[AttentionRule]:
-    """Yield the rules, with distinct names for stacks that would share a name."""
+    """Yield the rules; stacks with equal names get distinct names."""
     places = [(rule.stack, rule.kind) for rule in rules]
     for rule, place in zip(rules, places, strict=True):
         if places.count(place) == 1 or not rule.config:

@@ -1,4 +1,4 @@
-"""Checked values of a model's configuration, under the keys that a family names."""
+"""Checked values of a model's configuration, by the keys of a family."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNMASKED = re.compile(
 
 
 class Config:
-    """A configuration, as transformers writes it, for one attention of the model.
+    """A configuration in the format of transformers, for one attention of the model.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ class Config:
         Key of the part that belongs to the attention (``text_config``), with dots for nested parts;
         empty for the whole configuration.
     defaults
-        Values of keys that the configuration leaves out, and transformers has no default of.
+        Values of keys that the configuration omits, and that have no default in transformers.
     model_type
-        The model type whose defaults hold if the configuration's own type has none.
+        The model type whose defaults apply if the type of the configuration has no defaults.
 
     Attributes
     ----------
@@ -47,10 +47,9 @@ class Config:
     ignored_keys
         Keys that transformers ignores in models of the type.
     unread
-        The keys among them that the configuration sets.
+        The ignored keys that the configuration sets.
     switched
-        Keys that the configuration sets to other values than their defaults, that change attention,
-        and that no rule reads.
+        Keys that change attention and that no rule reads, with other values than their defaults.
 
     Examples
     --------
@@ -99,10 +98,10 @@ class Config:
                 self.switched.append(key)
 
     def get(self, *keys: str) -> Any:
-        """Return the value of the first key that is not null; of keys of the file first.
+        """Return the value of the first key that is not null; keys of the file come first.
 
         A key is an expression of `wqk.families.expressions`: a dot leads into a nested part, and
-        ``size // 2 + 1`` is a number made of a key.
+        ``size // 2 + 1`` is computed from a key.
         """
         value = self.in_file(*keys)
         if value is not None:
@@ -110,7 +109,7 @@ class Config:
         return next((value for value in map(self._value, keys) if value is not None), None)
 
     def in_file(self, *keys: str) -> Any:
-        """Return a value like `get`, without defaults: only what the file sets, and numbers."""
+        """Return a value as `get` does, without defaults: only values in the file, and numbers."""
         for key in keys:
             value = self._evaluated(key, self._look_up_in_file)
             if value is None and not PLAIN_KEY.fullmatch(key):
@@ -120,7 +119,7 @@ class Config:
         return None
 
     def _partly_in_file(self, expression: str) -> Any:
-        """Return the value of an expression that needs defaults besides what the file sets."""
+        """Return the value of an expression with defaults, if the file sets any of its keys."""
         names: list[str] = []
 
         def look_up(name: str) -> Any:
@@ -132,25 +131,25 @@ class Config:
         return value if is_set else None
 
     def default(self, key: str) -> Any:
-        """Return the value that `transformers` takes where the key is absent."""
+        """Return the value that `transformers` uses if the key is absent."""
         return self._defaults.get(key)
 
     def _look_up_in_file(self, name: str) -> Any:
         return _nested(self._in_file, name)
 
     def _look_up(self, name: str) -> Any:
-        """Return a key's value, of the file or by default; a dot leads into a nested part."""
+        """Return a key's value, from the file or by default; a dot leads into a nested part."""
         value = self._look_up_in_file(name)
         return _nested(self._defaults, name) if value is None else value
 
     def _value(self, expression: str) -> Any:
-        """Return the value of an expression, by the file and by defaults."""
+        """Return the value of an expression, from the file and from defaults."""
         return self._evaluated(expression, self._look_up)
 
     def _evaluated(self, expression: str, look_up: Callable[[str], Any]) -> Any:
-        """Return the value of an expression of keys that ``look_up`` finds; None if one is unset.
+        """Return the value of an expression with keys from ``look_up``; None if a key is unset.
 
-        Conditions depend on the file and on defaults in any case.
+        Conditions always use the file and defaults.
         """
         try:
             return evaluate(expression, look_up, self._look_up)
@@ -158,7 +157,7 @@ class Config:
             raise self.wrong([error.key], error.expected, error.value) from None
 
     def holds(self, condition: str) -> bool:
-        """Return whether a condition holds, such as ``multi_query and not alibi``; empty: always.
+        """Return whether a condition holds, such as ``multi_query and not alibi``; true if empty.
 
         Examples
         --------
@@ -176,11 +175,11 @@ class Config:
             raise self.wrong([error.key], error.expected, error.value) from None
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
-        """Return a required count, as `optional_whole` does."""
+        """Return a required count; see `optional_whole`."""
         return _required(keys, self.optional_whole(keys, layer))
 
     def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
-        """Return a count, None if no key has it; a list holds one for each layer."""
+        """Return a count; None if no key is set. A list has a count for each layer."""
         value = self._entry(keys, layer)
         if isinstance(value, list):
             return None
@@ -189,15 +188,15 @@ class Config:
         return value
 
     def _entry(self, keys: Sequence[str], layer: int) -> Any:
-        """Return the value of these keys: of a list the layer's entry, or all of a short list."""
+        """Return the value of these keys: the layer's entry of a list, or all of a short list."""
         value = self.get(*keys)
         return value[layer] if isinstance(value, list) and layer < len(value) else value
 
     def optional_length(self, keys: Sequence[str], layer: int = 0) -> int | None:
-        """Return a number of tokens, None if no key has it: a window, or the longest text.
+        """Return a number of tokens (of a window, or of the longest text); None if unset.
 
-        A list holds a number for each layer. Numbers may be as large as publishers write them,
-        since nothing is allocated by them.
+        A list contains a number for each layer. Numbers may be arbitrarily large, because no memory
+        depends on them.
 
         Examples
         --------
@@ -210,11 +209,11 @@ class Config:
         return value
 
     def length(self, keys: Sequence[str]) -> int:
-        """Return a required number of tokens, as `optional_length` does."""
+        """Return a required number of tokens; see `optional_length`."""
         return _required(keys, self.optional_length(keys))
 
     def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
-        """Return the error for a value that is not what these keys should hold.
+        """Return the error for an invalid value of these keys.
 
         Examples
         --------
@@ -229,7 +228,7 @@ class Config:
     def lifts_mask(self) -> bool:
         """Return whether a decoder attends in both directions.
 
-        Either ``is_causal`` is false, or the model's class is one that lifts the mask.
+        This is true if ``is_causal`` is false, or if the model's class lifts the mask.
 
         Examples
         --------
@@ -251,7 +250,7 @@ class Config:
 
     @property
     def head_widths(self) -> set[int]:
-        """All head widths of attention in any layer; empty if no key is ``head_dim``.
+        """Head widths of attention in all layers; empty if the configuration sets no width.
 
         Keys of widths are ``head_dim``, ``global_head_dim``, ….
         """
@@ -268,7 +267,7 @@ class Config:
         return widths if "head_dim" in whole else set()
 
     def _widths(self, key: str, value: Any) -> list[int]:
-        """Return the widths of heads that a key holds: one, or a list of them."""
+        """Return the widths of heads under a key: one width, or a list of widths."""
         widths = value if isinstance(value, list) else [value]
         smallest = 1 if key == "head_dim" else 0  # latent heads may have no positions
         if not all(type(width) is int and width >= smallest for width in widths):
@@ -291,7 +290,7 @@ class Config:
         return len(pruned)
 
     def optional_number(self, keys: Sequence[str], layer: int = 0) -> float | None:
-        """Return a finite number, None if no key has it; a list holds one for each layer."""
+        """Return a finite number; None if no key is set. A list has one for each layer."""
         value = self._entry(keys, layer)
         number = None if value is None else as_number(value)
         if number is None and value is not None:
@@ -301,14 +300,14 @@ class Config:
     def product(self, factors: Sequence[str | float], names: Mapping[str, float]) -> float:
         """Return the product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
 
-        A factor is an expression of names of ``names``, of keys of the configuration, and of
-        numbers. ``layer_number`` counts layers from 1; ``score_terms`` is the number of terms of
-        DeBERTa's score.
+        A factor is an expression of the names in ``names``, keys of the configuration, and numbers.
+        ``layer_number`` counts layers from 1; ``score_terms`` is the number of terms of DeBERTa's
+        score.
 
         Raises
         ------
         CheckpointError
-            A factor is no positive number, or the product is not finite.
+            A factor is not a positive number, or the product is not finite.
 
         Examples
         --------
@@ -338,7 +337,7 @@ class Config:
         Raises
         ------
         CheckpointError
-            The value is no positive number.
+            The value is not a positive number.
         """
 
         def look_up(key: str) -> Any:
@@ -366,8 +365,7 @@ class Config:
     def layer_type(self, layer: int) -> str | None:
         """Return the kind of a layer, such as ``sliding_attention``; None if kinds are not set.
 
-        A list has the kinds of all layers; or they follow from the rule of the model type, as in
-        `kind_of_layer`.
+        The kinds are in a list, or follow from the rule of the model type (see `kind_of_layer`).
         """
         kinds = self._listed_kinds()
         rule = self.default("kinds") or {}
@@ -389,7 +387,7 @@ class Config:
         )
 
     def _listed_kinds(self) -> list[str] | None:
-        """Return the kinds of layers that the configuration lists; None if it has no list."""
+        """Return the kinds of layers that the configuration lists; None without a list."""
         kinds = self.get("layer_types", "attention_layers")
         if kinds is None:
             kinds = _expanded(self.get("attention_types")) or self._kinds_by_number()
@@ -400,7 +398,7 @@ class Config:
         return kinds
 
     def _kinds_by_number(self) -> list[Any] | None:
-        """Return the kinds of all layers, where a list has a number for each kind."""
+        """Return the kinds of all layers from a list of numbers of kinds; None without a list."""
         for key, names in (self.get("kinds_by_number") or {}).items():
             numbers = self.get(key)
             if isinstance(numbers, list):
@@ -408,10 +406,10 @@ class Config:
         return None
 
     def stage(self, depths: Sequence[str], index: Sequence[int]) -> tuple[int, int]:
-        """Return the places of a block in lists of numbers of heads, and in lists of windows.
+        """Return the indices of a block in lists of numbers of heads, and in lists of windows.
 
-        The place is the layer. If the configuration lists the ``depths`` of stages, lists have an
-        entry for each stage, and the first block of a stage has the window of the stage before.
+        The index is the layer. If the configuration lists the ``depths`` of stages, lists have an
+        entry for each stage, and the first block of a stage has the window of the previous stage.
 
         Examples
         --------
@@ -434,7 +432,7 @@ class Config:
         return stage, stage - 1 if has_window_of_stage_before else stage
 
     def sets_to_null(self, keys: Sequence[str]) -> bool:
-        """Return whether the file itself sets one of these keys to null."""
+        """Return whether the file sets one of these keys to null."""
         return bool(self._nulls.intersection(keys))
 
 
@@ -457,7 +455,7 @@ def kind_of_layer(
     layers
         Number of layers.
     period
-        Length of the repetition, if the configuration sets it.
+        Length of the repetition, if the configuration sets a length.
     after
         The first layer of the kind ``then``.
 
@@ -486,7 +484,7 @@ def kind_of_layer(
 
 
 def _required(keys: Sequence[str], value: int | None) -> int:
-    """Return a value that must be set; `CheckpointError` for None."""
+    """Return a value; `CheckpointError` if the value is None."""
     if value is None:
         alternatives = " or ".join(keys).replace(" | ", " or ")
         raise CheckpointError(
@@ -496,7 +494,7 @@ def _required(keys: Sequence[str], value: int | None) -> int:
 
 
 def _expanded(runs: Any) -> list[Any] | None:
-    """Return the kinds of layers that GPT-Neo lists as runs: ``[[["global", "local"], 6]]``."""
+    """Return the kinds of layers from runs of layers (GPT-Neo): ``[[["global", "local"], 6]]``."""
     if not isinstance(runs, list):
         return None
     kinds: list[Any] = []
@@ -521,7 +519,7 @@ def as_text(value: Any) -> str:
 
 
 def _part(config: Mapping[str, Any], nested: str) -> dict[str, Any] | None:
-    """Return the nested part of a configuration; None if there is no such table."""
+    """Return the nested part of a configuration; None if the part is absent or not a table."""
     part: Any = config
     for key in filter(None, nested.split(".")):
         part = part.get(key) if isinstance(part, dict) else None
@@ -529,9 +527,9 @@ def _part(config: Mapping[str, Any], nested: str) -> dict[str, Any] | None:
 
 
 def _with_known_names(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a configuration that has its keys also under the names of the type's class.
+    """Return a configuration with its keys added under the names of the type's class.
 
-    The keys of the file stay, because a family that a user chooses may read those.
+    The keys of the file remain, because a family file of the user may read these keys.
     """
     named = dict(config)
     for key, name in names.items():

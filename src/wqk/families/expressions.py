@@ -1,4 +1,4 @@
-"""Expressions of family files: a configuration's keys, and numbers and conditions made of them.
+"""Expressions of family files: keys of a configuration, and numbers and conditions made of keys.
 
 The grammar is a small part of Python's, read by `ast.parse`. An expression of numbers is evaluated
 by `evaluate`, a condition by `holds`.
@@ -41,7 +41,7 @@ TRUTH_VALUES = re.compile("true|false|yes|no|on|off|0|1|none|null", re.IGNORECAS
 
 
 class NotANumber(ValueError):
-    """A key has a value that arithmetic does not take.
+    """A key has a value that arithmetic does not accept.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ def parse(text: str) -> ast.expr:
     Raises
     ------
     ValueError
-        The text is no expression of this grammar. The message names the part that is not.
+        The text is not an expression of this grammar. The message names the wrong part.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def parse(text: str) -> ast.expr:
 
 
 def _nodes(tree: ast.expr) -> Iterator[ast.expr]:
-    """Yield the tree and every expression in it; a dotted key counts once."""
+    """Yield all expressions in a tree, and the tree; a dotted key counts once."""
     yield tree
     if not isinstance(tree, ast.Attribute):
         for child in ast.iter_child_nodes(tree):
@@ -124,7 +124,7 @@ def _is_allowed(node: ast.expr) -> bool:
 
 
 def number_of(node: ast.expr) -> int | float | None:
-    """Return the number that a node is, whatever the configuration; None if it is none."""
+    """Return the value of a node that is a literal number; None for other nodes."""
     match node:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             number = number_of(operand)
@@ -137,7 +137,7 @@ def number_of(node: ast.expr) -> int | float | None:
 
 
 def keys_in(text: str) -> set[str]:
-    """Return the keys that an expression reads, conditions included.
+    """Return the keys that an expression reads, including keys of conditions.
 
     Examples
     --------
@@ -153,21 +153,22 @@ def _key(node: ast.Name | ast.Attribute) -> str:
 
 
 def evaluate(text: str, values: Lookup, switches: Lookup) -> Any:
-    """Return the value of an expression; None if a key that it needs is not set.
+    """Return the value of an expression; None if a required key is not set.
 
     Parameters
     ----------
     text
         The expression.
     values
-        Looks up keys whose values become part of the result.
+        Function that returns the values of keys in arithmetic.
     switches
-        Looks up keys of conditions.
+        Function that returns the values of keys in conditions.
 
     Raises
     ------
     NotANumber
-        A key of a sum, a product, a quotient or a power is no number, or a divisor is not positive.
+        A key of a sum, a product, a quotient or a power is not a number, or a divisor is not
+        positive.
 
     Examples
     --------
@@ -181,7 +182,7 @@ def evaluate(text: str, values: Lookup, switches: Lookup) -> Any:
 
 
 def _value(node: ast.expr, values: Lookup, switches: Lookup) -> Any:
-    """Return the value of a node of numbers; see `evaluate`."""
+    """Return the value of a node of arithmetic; see `evaluate`."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -222,7 +223,7 @@ def _computed(
 
 
 def _operand(node: ast.expr, values: Lookup, switches: Lookup) -> Any:
-    """Return the number that an operand is; None if it is not set."""
+    """Return the value of an operand as a number; None if the value is not set."""
     value = _value(node, values, switches)
     if value is not None and type(value) not in (int, float):
         raise NotANumber(ast.unparse(node), "a number", value)
@@ -230,12 +231,12 @@ def _operand(node: ast.expr, values: Lookup, switches: Lookup) -> Any:
 
 
 def holds(condition: str, switches: Lookup) -> bool:
-    """Return whether a condition holds; an empty one always does.
+    """Return whether a condition holds; an empty condition is true.
 
     Raises
     ------
     NotANumber
-        A switch is a text such as ``"false"``, which programs take for true.
+        A switch is a text such as ``"false"``, which is true in Python.
 
     Examples
     --------
@@ -268,7 +269,7 @@ def _holds(node: ast.expr, switches: Lookup) -> bool:
 
 
 def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
-    """Return the result of one of `COMPARISONS`; texts are compared whatever their case."""
+    """Return the result of one of `COMPARISONS`; comparisons of texts ignore case."""
     if isinstance(op, ast.In):
         return _contains(right, left)
     if isinstance(op, ast.NotIn):
@@ -285,5 +286,5 @@ def _contains(entries: Any, entry: Any) -> bool:
 
 
 def _folded(value: Any) -> Any:
-    """Return a text in lower case; any other value as it is."""
+    """Return a text in lower case; other values unchanged."""
     return value.lower() if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Family files: parsed, completed by the family that they are like, and found by model type."""
+"""Family files: parsed, completed by the family in ``like``, and found by model type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGEST_FILE = 65_536
 
 
 def parse_family(text: str, source: str) -> Family:
-    """Return a family from TOML; `UnknownFamily` if the text is not TOML, or not of the schema.
+    """Return a family from TOML; `UnknownFamily` for invalid TOML or a violation of the schema.
 
     Examples
     --------
@@ -87,15 +87,14 @@ _CONVERTING = threading.Lock()
 
 
 def _listed(value: Any, kind: Any) -> Any:
-    """Return a value of TOML with single entries as lists of one, wherever its type is a list.
+    """Return a value of TOML with single entries replaced by lists, if the type is a list.
 
     Parameters
     ----------
     value
-        The value, as TOML has it.
+        The value from TOML.
     kind
-        Its type in the schema: of a tuple, a dictionary, a record, or a record or None, the parts
-        are visited.
+        The type in the schema. Parts of a tuple, a dictionary and a record are visited, too.
     """
     if get_origin(kind) is tuple:
         entries = value if isinstance(value, list) else [value]
@@ -137,7 +136,7 @@ def _with_advice(message: str) -> str:
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
-    """Return the tables of a text of TOML; `UnknownFamily` for a text that is hostile or wrong."""
+    """Return the tables of a text of TOML; `UnknownFamily` for an invalid or dangerous text."""
     nested = re.search(r"(\.\s*[\w\"'-]+\s*){50}", text)
     if len(text) > LARGEST_FILE or nested or re.search(r"\S{1000}", text):
         raise UnknownFamily(
@@ -155,11 +154,11 @@ def _toml(text: str, source: str) -> dict[str, Any]:
 
 
 def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return a table with everything that is inherited from the shipped family in ``like``.
+    """Return a table with all inherited keys of the shipped family in ``like``.
 
-    ``[change]`` replaces keys of every attention of that family; ``[change.self]`` and
+    ``[change]`` replaces keys of every attention of the inherited family; ``[change.self]`` and
     ``[change.cross]`` replace keys of the attention of one kind. Other keys of the table replace
-    those of the family: ``model_types``, or ``[[attention]]`` tables for all of its attention.
+    keys of the family: ``model_types``, or ``[[attention]]`` tables for all attention.
 
     Examples
     --------
@@ -219,7 +218,7 @@ def _with_earlier_tables(rules: list[Any], source: str) -> list[Any]:
 
 
 def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a rule with changes; tables within are merged key by key."""
+    """Return a rule with changes; nested tables are merged key by key."""
     merged = rule | changes
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(rule.get(key), dict):
@@ -229,7 +228,7 @@ def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _shipped() -> Mapping[str, str]:
-    """Return the files of all families, as text, by name."""
+    """Return the texts of all family files of the package, by name."""
     folder: Traversable = resources.files("wqk.families") / "data"
     texts = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -240,7 +239,7 @@ def _shipped() -> Mapping[str, str]:
 
 @cache
 def shipped_family(name: str) -> Family:
-    """Return the family of a name that ships with the package; KeyError if none does.
+    """Return the family of the package with a name; `KeyError` for an unknown name.
 
     Examples
     --------
@@ -252,12 +251,12 @@ def shipped_family(name: str) -> Family:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Return every family that ships with the package, by name."""
+    """Return all families of the package, by name."""
     return {name: shipped_family(name) for name in _shipped()}
 
 
 def load_family(path: FilePath) -> Family:
-    """Return a shipped family by its name, or a family from a file in the same format."""
+    """Return a family of the package by name, or a family from a file."""
     if isinstance(path, str) and path in _shipped():
         return shipped_family(path)
     name = os.fspath(path)
@@ -272,7 +271,7 @@ def load_family(path: FilePath) -> Family:
 
 
 def family_of_type(model_type: object) -> Family | None:
-    """Return the family that lists a model type, if any; parses only files that name the type."""
+    """Return the family that lists a model type; None without such a family."""
     if not isinstance(model_type, str):
         return None
     for name, text in _shipped().items():

@@ -1,4 +1,4 @@
-"""The family of a checkpoint: a known one; of a composite model, those of its parts; or a guess."""
+"""Find the family of a checkpoint: a known family, families of the parts, or a guess."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wqk.families.spellings import prefixes
 
 
 def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
-    """Return the family that lists the model type and names its tensors, or a guessed one.
+    """Return the family that lists the model type and matches its tensors, or a guessed family.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     Raises
     ------
     UnknownFamily
-        No family fits and none can be guessed, or the model's attention has no such form.
+        No family fits and no family can be guessed, or the model's attention has no form.
     """
     with errors_about(checkpoint.name):
         family = family_of_type(checkpoint.config.get("model_type"))
@@ -50,9 +50,9 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
 def with_head_counts(
     family: Family, checkpoint: Checkpoint, heads_per_layer: int | None, key_heads: int | None
 ) -> Family:
-    """Return the family with these numbers of heads in rules that have no numbers of their own.
+    """Return the family with numbers of heads added to rules that lack these numbers.
 
-    A guess has none, nor has a family whose configuration leaves them out.
+    A guessed family lacks these numbers, and also a family whose configuration omits them.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def with_head_counts(
     Raises
     ------
     CheckpointError
-        A number is not needed.
+        A number is set, but not needed.
     """
     options = {"heads_per_layer": heads_per_layer, "key_heads": key_heads}
     numbers = {key: number for key, number in options.items() if number is not None}

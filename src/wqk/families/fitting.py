@@ -1,4 +1,4 @@
-"""Checks of shapes: everything that may be read for a block fits together."""
+"""Checks of shapes: all tensors of a block must fit together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from wqk.families.sides import Side
 
 
 def require_fitting(plan: AttentionPlan, tensors: Tensors) -> None:
-    """Check the shapes of everything that may be read for a block.
+    """Check the shapes of all tensors that may be read for a block.
 
-    Checked are queries, keys, values and outputs, with their biases and the norms around them.
+    These are the tensors of queries, keys, values and outputs, with their biases and norms.
 
     Raises
     ------
     CheckpointError
-        A shape is wrong. The message has the tensor, the expected shape, and the actual one.
+        A shape is wrong. The message contains the tensor, the expected shape and the actual shape.
     """
     _require_matching_heads(plan)
     sides = [plan.query, plan.key, plan.value, plan.output]
@@ -45,7 +45,7 @@ def require_fitting(plan: AttentionPlan, tensors: Tensors) -> None:
 
 
 def _require_matching_heads(plan: AttentionPlan) -> None:
-    """Check that each query head meets a key head of its width."""
+    """Check that queries and keys have one head width, and key heads divide query heads."""
     query, key = plan.query, plan.key
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
@@ -131,7 +131,7 @@ def _require_vectors(side: Side, input_width: int, tensors: Tensors) -> None:
 
 
 def _require_norm(norm: Norm, widths: tuple[int, ...], tensors: Tensors, meaning: str) -> None:
-    """Check gains and biases of a norm: of one of these widths; if by head, of the first."""
+    """Check that gains and biases have one of these widths, or the first width for each head."""
     for parts in (norm.gain, norm.bias):
         possible = widths if len(parts) == 1 else widths[:1]
         for part in parts:
@@ -139,7 +139,7 @@ def _require_norm(norm: Norm, widths: tuple[int, ...], tensors: Tensors, meaning
 
 
 def _require_entries(part: Part, counts: tuple[int, ...], tensors: Tensors, meaning: str) -> None:
-    """Check that a part has one of these numbers of entries."""
+    """Check that the number of entries of a part is one of ``counts``."""
     shape = tensors[part.name].shape
     if math.prod(part.shape(shape)) not in counts:
         expected = " or ".join(map(str, dict.fromkeys(counts)))

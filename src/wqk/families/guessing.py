@@ -1,8 +1,8 @@
-"""Guessed families: attention of a model that no family knows, from the names of its tensors.
+"""Guessed families: attention of a model of unknown family, from the names of its tensors.
 
-Queries and keys are siblings: two weights whose names differ only in ``q`` and ``k``, or one weight
-whose name shows that it holds both. Shapes and the configuration's counts decide the rest. Each
-rule has the confidence of the guess.
+Queries and keys are two weights whose names differ only in ``q`` and ``k``, or one weight with the
+name of a fused weight. Shapes and the configuration's numbers determine the remaining keys of a
+rule. Each rule contains the confidence of the guess.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class HeadCount:
     Attributes
     ----------
     path
-        The nested configuration; empty for the whole one.
+        The nested configuration; empty for the whole configuration.
     part
         The word before the key: ``decoder`` of ``decoder_attention_heads``.
     key
         The key.
     config
-        The configuration that holds the key.
+        The configuration that contains the key.
     """
 
     path: str
@@ -73,7 +73,7 @@ class HeadCount:
 
     @property
     def words(self) -> list[str]:
-        """Words that the name of a tensor has to have if this is the tensor's number of heads."""
+        """Words that the name of a tensor must contain for this number of heads to apply."""
         nested = [name.removesuffix("_config") for name in self.path.split(".") if name]
         named = [name for name in nested if name not in WHOLE]
         part = hints_for_guesses()["parts"].get(self.part, self.part)
@@ -82,7 +82,7 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class FusedLayout:
-    """The layout of queries, keys and values in a weight, and what is doubtful about it."""
+    """The layout of queries, keys and values in a weight, and the doubt about the layout."""
 
     name: str
     doubt: str = ""
@@ -94,15 +94,15 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     Parameters
     ----------
     checkpoint
-        A checkpoint of unknown type, or with tensors of other names.
+        A checkpoint of unknown type, or with unexpected names of tensors.
     count_heads
-        False if the numbers of heads are known from elsewhere.
+        False if the numbers of heads are already known.
 
     Raises
     ------
     UnknownFamily
-        No two tensors look like queries and keys of softmax attention, or the configuration does
-        not count their heads.
+        No tensors have names of queries and keys of softmax attention, or the configuration lacks
+        the number of heads.
     """
     tensors = checkpoint.tensors()
     all_candidates = candidates(tensors)
@@ -198,7 +198,7 @@ def _gain_offset(checkpoint: Checkpoint) -> float:
 
 
 def _age(config: Mapping[str, Any]) -> str:
-    """Return a clause on the version of transformers that the families were proven against."""
+    """Return a clause on the version of transformers that the families were verified against."""
     proven = proven_version()
     written = config.get("transformers_version")
     clause = f"families were proven against transformers {proven}"
@@ -208,12 +208,12 @@ def _age(config: Mapping[str, Any]) -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for comparison: (5, 23, 0) of ``5.23.0.dev0``."""
+    """Return a version as numbers, for comparison: (5, 23, 0) for ``5.23.0.dev0``."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _unexplained(candidate: Candidate, neighbors: Neighbors, config: Mapping[str, Any]) -> str:
-    """Return a clause on what is not understood of the score; empty if everything is."""
+    """Return a clause on unexplained parts of the score; empty if all parts are explained."""
     if neighbors.unexplained:
         named = ", ".join(f"{candidate.path}.{name}" for name in neighbors.unexplained[:3])
         return f"what {named} does to the score is not known"
@@ -246,7 +246,7 @@ def _layout(candidate: Candidate, config: Mapping[str, Any]) -> FusedLayout:
 def _role(
     candidate: Candidate, others: Sequence[Candidate], config: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Return stack and kind of attention, by the modules in the query's name."""
+    """Return the stack and the kind of attention, from the modules in the query's name."""
     modules = candidate.query.lower().split(".")
     kind = "cross" if _is_cross(candidate, others, modules) else "self"
     for stack, stack_words in STACKS.items():
@@ -261,7 +261,7 @@ def _role(
 def _is_cross(candidate: Candidate, others: Sequence[Candidate], modules: list[str]) -> bool:
     """Return whether the keys of a candidate read other vectors than the queries.
 
-    ``modules`` are those in the query's name, in lower case.
+    ``modules`` are the modules in the query's name, in lower case.
     """
     if any(module.startswith(CROSS) for module in modules):
         return True
@@ -275,12 +275,12 @@ def _is_cross(candidate: Candidate, others: Sequence[Candidate], modules: list[s
 
 
 def _is_or_begins_with(word: str, names: Sequence[str]) -> bool:
-    """Return whether a word is one of the names, alone or followed by an underscore."""
+    """Return whether a word is one of the names, or begins with a name and an underscore."""
     return any(word == name or word.startswith(f"{name}_") for name in names)
 
 
 def _head_counts(config: Mapping[str, Any], path: str = "") -> Iterator[HeadCount]:
-    """Yield every number of heads in a configuration and in the configurations within."""
+    """Yield all numbers of heads in a configuration and its nested configurations."""
     for key, value in config.items():
         if isinstance(value, dict):
             if path.count(".") < DEEPEST:
@@ -303,8 +303,9 @@ def _own_count(
 ) -> HeadCount:
     """Return the number of heads of a candidate.
 
-    A number belongs to a part of the model if its place has words, which then occur in the
-    candidate's name. Of several numbers, the one with most words is the candidate's.
+    If the path of a number contains words, the number belongs to a part of the model, and the
+    candidate's name must contain these words. Among several numbers, the number with most words is
+    chosen.
 
     Parameters
     ----------
@@ -353,14 +354,14 @@ def _all_have_a_word(others: Sequence[Candidate], words: Sequence[str]) -> bool:
 
 
 def _has_other_width(candidate: Candidate, count: HeadCount) -> bool:
-    """Return whether a configuration's width is not that of the candidate's inputs."""
+    """Return whether a configuration's width differs from the width of the candidate's inputs."""
     width = next((count.config[key] for key in WIDTHS if key in count.config), None)
     heads = count.config[count.key]
     return isinstance(width, int) and isinstance(heads, int) and width not in candidate.shape
 
 
 def _numbers(candidate: Candidate, layout: str, count: HeadCount) -> dict[str, Any]:
-    """Return the rule's keys for the numbers of heads, and the configuration that has them."""
+    """Return the rule's keys for the numbers of heads, and the configuration with these numbers."""
     prefix = f"{count.part}_" if count.part else ""
     key_names = [f"{prefix}{key}" for key in KEY_HEADS]
     defaults: dict[str, Any] = {}
@@ -381,7 +382,7 @@ def _numbers(candidate: Candidate, layout: str, count: HeadCount) -> dict[str, A
 
 
 def _key_heads_of_rows(rows: int, heads: int, width: int) -> int | None:
-    """Return the number of key heads in a sectioned weight of all sides; None if rows do not fit.
+    """Return the number of key heads in a sectioned weight; None if the rows do not fit.
 
     Examples
     --------
@@ -396,12 +397,12 @@ def _key_heads_of_rows(rows: int, heads: int, width: int) -> int | None:
 
 
 def _head_width(candidate: Candidate, layout: str, heads: int, count: HeadCount) -> int | None:
-    """Return the configured width of a head, or else the width by the number of heads.
+    """Return the configured width of a head, or else the rows divided by the number of heads.
 
     Raises
     ------
     UnknownFamily
-        The queries hold more than heads of the configured width, such as a gate.
+        The queries contain more rows than heads of the configured width, such as a gate.
     """
     key = next((k for k in HEAD_WIDTHS if isinstance(count.config.get(k), int)), None)
     outputs, inputs = candidate.shape

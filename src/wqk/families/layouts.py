@@ -1,8 +1,8 @@
 """The layout of one or several projections in a stored tensor, and the norms around them.
 
 A layout assigns outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D weight) to queries,
-keys and values, in the order of the heads. That is enough to take a projection out of a tensor and
-to put the projection back. `LAYOUTS` lists all layouts.
+keys and values, in the order of the heads. A layout suffices to take a projection out of a tensor,
+and to put the projection back. `LAYOUTS` lists all layouts.
 
 Axes: H query heads, G key heads, R head width, D width, C latent width.
 """
@@ -46,7 +46,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Projection:
-    """The weight of one role: outputs of a stored tensor, and the number of their heads.
+    """The weight of one role: outputs of a stored tensor, and the number of heads.
 
     Attributes
     ----------
@@ -59,10 +59,10 @@ class Projection:
     heads, head_width
         Number of heads, and outputs of a head, R.
     axes
-        If heads have an axis of their own: the axes of heads, R and inputs. Otherwise None.
+        If heads have a separate axis: the axes of heads, R and inputs. Otherwise None.
     groups
-        Groups of a convolution that sees one token, each of whose outputs depends on the inputs of
-        the group alone; 0 for matrices.
+        Number of groups of a convolution over single tokens, where an output depends only on the
+        inputs of its group; 0 for matrices.
     """
 
     tensor: str
@@ -75,22 +75,22 @@ class Projection:
 
     @property
     def part(self) -> Part:
-        """The part that has to be read: the whole tensor if outputs are columns."""
+        """The part to read: the whole tensor if outputs are columns."""
         return Part(self.tensor, None if self.transposed else self.outputs)
 
     @property
     def roles(self) -> dict[str, Part]:
-        """All parts that have to be read, by their roles in the projection."""
+        """All parts to read, by their roles in the projection."""
         return {"": self.part}
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
-        """Return the projection (heads, R, D), from everything that was read."""
+        """Return the projection (heads, R, D) from all arrays that were read."""
         return self.take(stored[self.part])
 
     def take(self, stored: Array, *, contiguous: bool = True) -> Array:
-        """Return the projection (heads, R, D), from the array that was read for `part`.
+        """Return the projection (heads, R, D) from the array that was read for `part`.
 
-        If not ``contiguous``, a tensor that is stored (in, out) is turned without a copy.
+        If not ``contiguous``, a tensor that is stored (in, out) is transposed without a copy.
         """
         if self.axes is not None:
             return _contiguous(array_namespace(stored).permute_dims(stored, self.axes))
@@ -104,8 +104,8 @@ class Projection:
     def put(self, tensor: Array, weight: Array) -> None:
         """Write the projection (heads, R, D) into the whole stored tensor, in place.
 
-        The inverse of `take`; outputs of other roles do not change. Both are NumPy arrays, or both
-        PyTorch tensors.
+        The inverse of `take`; outputs of other roles do not change. Both arguments are NumPy
+        arrays, or both are PyTorch tensors.
 
         Examples
         --------
@@ -129,7 +129,7 @@ class Projection:
         put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
 
     def bias_part(self, name: str) -> Part:
-        """Return the part of a bias that is laid out like the outputs of the weight."""
+        """Return the part of a bias with the layout of the weight's outputs."""
         return Part(name, self.outputs)
 
 
@@ -142,15 +142,15 @@ class Norm:
     kind
         ``rms`` or ``layer``.
     gain, bias
-        One tensor for all heads, or one for each; none if the norm has none.
+        One tensor for all heads, or one tensor for each head; empty if absent.
     offset
         1 if the gain is stored as its difference from 1.
     epsilon
-        Added to the mean square.
+        Number that is added to the mean square.
     alone
-        Whether each head is normalized by itself although the gains cover all heads.
+        Whether heads are normalized separately although the gains cover all heads.
     feeds
-        Whether the norm comes before the weight, and not after.
+        Whether the norm comes before the weight, instead of after the weight.
     factor
         Factor of the norm's output.
     """
@@ -176,12 +176,12 @@ class Norm:
     ) -> tuple[Float[Array, "heads width d"], Float[Array, "heads width"] | None]:
         """Return weight and bias with the linear parts of the norm: gain, and centering.
 
-        A norm that feeds the weight has an entry for each of its inputs, here (heads, R).
+        A norm before the weight has an entry for each input of the weight, here (heads, R).
 
         Raises
         ------
         CheckpointError
-            The gains are those of neither one head nor all.
+            The number of gains fits neither one head nor all heads.
         """
         heads, width = weight.shape[:2]
         if len(gain) not in (width, heads * width):
@@ -205,10 +205,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Composed:
-    """A projection that goes through a latent: x ↦ outer · diag(gain) · (inner · x + bias).
+    """A projection through a latent: x ↦ outer · diag(gain) · (inner · x + bias).
 
-    The latent is normalized in between; the norm's gain is part of the product, a token's own scale
-    is not.
+    The latent is normalized between the two weights. The gain of the norm is part of the product;
+    the scale of a token is not.
     """
 
     outer: Projection  # from the latent to the heads, (heads, R, C)
@@ -218,7 +218,7 @@ class Composed:
 
     @property
     def tensor(self) -> str:
-        """Name of the weight that the input meets first."""
+        """Name of the first weight that the input is multiplied by."""
         return self.inner.tensor
 
     @property
@@ -233,7 +233,7 @@ class Composed:
 
     @property
     def roles(self) -> dict[str, Part]:
-        """All parts that have to be read, by their roles in the projection."""
+        """All parts to read, by their roles in the projection."""
         roles = {"": self.outer.part, "inner": self.inner.part, "inner_norm": self.norm.gain[0]}
         return roles if self.bias is None else roles | {"inner_bias": self.bias}
 
@@ -244,13 +244,13 @@ class Composed:
         return self.outer.weight(stored) @ (stored[self.norm.gain[0]] * stored[self.bias])
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
-        """Return the projection (heads, R, D), from everything that was read."""
+        """Return the projection (heads, R, D) from all arrays that were read."""
         inner = stored[self.norm.gain[0]][:, None] * self.inner.weight(stored)[0]
         return self.outer.weight(stored) @ inner
 
 
 def put_outputs(tensor: Array, outputs: Ranges | None, values: Array) -> None:
-    """Write rows into these ranges of a stored tensor, in their order; None for all rows."""
+    """Write rows into consecutive ranges of a stored tensor; into all rows for None."""
     start = 0
     for first, last in outputs or ((0, len(values)),):
         stop = start + last - first
@@ -259,7 +259,7 @@ def put_outputs(tensor: Array, outputs: Ranges | None, values: Array) -> None:
 
 
 def _joined_groups(stored: Array, groups: int) -> Array:
-    """Return the matrix (out, in) of a grouped convolution: zero between groups."""
+    """Return the matrix (out, in) of a grouped convolution, with zeros between groups."""
     if groups == 1:
         return stored
     xp = array_namespace(stored)
@@ -273,14 +273,14 @@ def _joined_groups(stored: Array, groups: int) -> Array:
 
 
 def _columns(stored: Array, outputs: Ranges) -> Array:
-    """Return these columns of a tensor (in, out), joined."""
+    """Return columns of a tensor (in, out), joined."""
     xp = array_namespace(stored)
     ranges = [stored[:, start:stop] for start, stop in outputs]
     return xp.concat(ranges, axis=1)
 
 
 def _contiguous(array: Array) -> Array:
-    """Return the array with its rows contiguous in memory, which is fastest for the kernels."""
+    """Return the array with contiguous rows, which is fastest for the kernels."""
     if hasattr(array, "contiguous"):  # PyTorch
         return array.contiguous()
     import numpy as np
@@ -306,7 +306,7 @@ def separate(
     heads
         Number of heads, H.
     inputs
-        Inputs D of a convolution, which its groups share; None for a matrix.
+        Number D of inputs of a convolution, divided among its groups; None for a matrix.
 
     Raises
     ------
@@ -323,7 +323,7 @@ def separate(
 def within_heads(
     tensor: str, shape: tuple[int, ...], heads: int, start: int, stop: int
 ) -> Projection:
-    """Return the layout of some outputs of each head, in a tensor (H·R, D) of several roles.
+    """Return the layout of a tensor (H·R, D) in which each head has outputs of several roles.
 
     Examples
     --------
@@ -347,11 +347,11 @@ def sectioned(
     blocks: int = 1,
     transposed: bool = False,
 ) -> dict[str, Projection]:
-    """Return the layouts of the roles of a fused tensor whose blocks hold one after the other.
+    """Return the layouts of roles that follow each other in the blocks of a fused tensor.
 
-    ``order`` is that of the roles, such as ``"qkv"``, and ``heads`` are their numbers of heads: H
-    for ``q``, G for ``k`` and ``v``. The order repeats in each of the ``blocks``; with G blocks,
-    each holds one key head with its queries. A ``transposed`` tensor is (in, out).
+    ``order`` is the order of the roles, such as ``"qkv"``, and ``heads`` contains the numbers of
+    heads: H for ``q``, G for ``k`` and ``v``. The order repeats in each of the ``blocks``; a block
+    of G blocks contains one key head with its queries. A ``transposed`` tensor is (in, out).
 
     Examples
     --------
@@ -379,8 +379,8 @@ def sized(
     tensor, length
         Name of the tensor, and number of its outputs.
     sections
-        In order, a role, its number of heads, and its number of outputs. Sections without outputs
-        share equally what the others leave.
+        In order: a role, its number of heads, and its number of outputs. Sections without a number
+        share the remaining outputs equally.
     blocks
         Number of times that the order repeats.
     transposed
@@ -426,7 +426,7 @@ def sized(
 
 
 def _divide(length: int, parts: int, tensor: str, what: str) -> int:
-    """Return the outputs of one of several equal parts; ``what`` names the parts in messages."""
+    """Return the outputs of one of several equal parts; messages name the parts ``what``."""
     if parts < 1 or length % parts:
         raise CheckpointError(
             f"{tensor}: {length} outputs do not divide into {parts} {what}; {MISFIT}"

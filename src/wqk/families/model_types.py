@@ -1,7 +1,7 @@
-"""Facts about model types, from data next to this file: keys, defaults, tensors of each type.
+"""Facts about model types from data next to this file: keys, defaults, tensors of each type.
 
-Tools write most of the data from the code of transformers. Each function has the name of a question
-and the answer for one type.
+Tools write most of the data from the code of transformers. Each function returns one fact about a
+type.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def composite_types() -> Mapping[str, Mapping[str, str]]:
 
 
 def default_values(model_type: object) -> Mapping[str, Any]:
-    """Return the values that transformers takes for keys that a configuration leaves out.
+    """Return the values that transformers uses for keys that a configuration omits.
 
-    ``voxtral.text_config`` is a type, too: values that a class fills into a part of its own, beyond
-    those of the part's type.
+    ``voxtral.text_config`` is also a type: its values are set by a class for one of its parts, in
+    addition to the values of the part's type.
 
     Examples
     --------
@@ -84,9 +84,10 @@ def default_values(model_type: object) -> Mapping[str, Any]:
 
 
 def unread_defaults(model_type: object) -> Mapping[str, Any]:
-    """Return the values of omitted keys that no family reads, and that a forward pass may read.
+    """Return values of omitted keys that no family reads, and that a forward pass may read.
 
-    Only single values that are not empty, zero or false, and that follow from no other key.
+    Only single values are returned that are not empty, zero or false, and do not follow from
+    another key.
 
     Examples
     --------
@@ -114,8 +115,8 @@ def switches(model_type: object) -> Mapping[str, Any]:
 
     Returns
     -------
-    Under ``attention``, keys that change attention, and their defaults (``null`` if there is none).
-    Under ``computed``, keys with names of idle keys that change an output.
+    Under ``attention``, keys that change attention, and their defaults (``null`` without a
+    default). Under ``computed``, keys that change an output although they have names of idle keys.
 
     Examples
     --------
@@ -127,7 +128,7 @@ def switches(model_type: object) -> Mapping[str, Any]:
 
 
 def always_present(model_type: object) -> Sequence[str]:
-    """Return roles of tensors that every model of a type has, though others of its family may not.
+    """Return roles of tensors that all models of a type have, unlike other types of the family.
 
     Examples
     --------
@@ -139,18 +140,18 @@ def always_present(model_type: object) -> Sequence[str]:
 
 
 def proven_version() -> str:
-    """Return the version of transformers whose models the families were proven against."""
+    """Return the version of transformers that the families were verified against."""
     return str(_data("proven.toml")["transformers"])
 
 
 def hints_for_guesses() -> Mapping[str, Any]:
-    """Return layouts, gains and parts that a guess takes from the model type, not from names."""
+    """Return layouts, gains and parts that a guess takes from the model type."""
     return _data("guesses.toml")
 
 
 @cache
 def _idle_patterns() -> Mapping[str, tuple[re.Pattern[str], re.Pattern[str]]]:
-    """Return, by reason, patterns of idle keys, and of keys that are not idle for this reason."""
+    """Return patterns of idle keys by reason, and of exceptions for this reason."""
     return {
         reason["why"]: (_pattern(reason["keys"]), _pattern(reason.get("except", [])))
         for reason in _data("idle.toml")["reason"]
@@ -163,7 +164,7 @@ def _pattern(globs: Iterable[str]) -> re.Pattern[str]:
 
 @cache
 def idle_reason(key: str) -> str | None:
-    """Return why no forward pass depends on a key of configurations; None if one may.
+    """Return the reason why no forward pass depends on a key; None if one may depend on the key.
 
     Examples
     --------
@@ -179,12 +180,12 @@ def idle_reason(key: str) -> str | None:
 
 
 def keys_of(*rules: object) -> set[str]:
-    """Return the keys that rules read, among the names of tensors and other words of the rules."""
+    """Return all words in rules, which include the keys that the rules read."""
     return {*READ, *ROTATIONS, *_words([msgspec.to_builtins(rule) for rule in rules])}
 
 
 def _words(value: Any) -> Iterator[str]:
-    """Yield every word in names and texts of nested tables."""
+    """Yield all words in the keys and texts of nested tables."""
     if isinstance(value, str):
         yield from re.findall(r"\w+", value)
     elif isinstance(value, Mapping):
@@ -199,7 +200,7 @@ def _words(value: Any) -> Iterator[str]:
 def unread_settings(
     config: Mapping[str, Any], rules: Iterable[object]
 ) -> dict[tuple[str, ...], Any]:
-    """Return the settings that a model may compute with and rules do not read, by their keys.
+    """Return the settings that a model may use and that no rule reads, by their keys.
 
     Keys of a model in memory may be numbers, as in ``pruned_heads``.
 

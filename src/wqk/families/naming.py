@@ -24,7 +24,7 @@ def weight_name(stem: str) -> str:
 
 
 def without_numbers(stem: str) -> str:
-    """Return a name with placeholders for its numbers, the first of which is the layer's.
+    """Return a name with placeholders for its numbers; the first number is the layer.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def layers_beyond(read: Iterable[str], stored: Iterable[str]) -> list[int]:
 
 
 def _numbered(names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield names that contain a number, as `_split_at_layer` splits them."""
+    """Yield the results of `_split_at_layer` for the names that contain a number."""
     for name in names:
         split = _split_at_layer(name)
         if split is not None:
@@ -78,7 +78,7 @@ def _split_at_layer(name: str) -> tuple[str, int] | None:
 
 
 def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None) -> str:
-    """Return the name of the tensor (V, ``width``) that has an embedding for each token.
+    """Return the name of the tensor (V, ``width``) with an embedding for each token.
 
     Parameters
     ----------
@@ -87,12 +87,12 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
     width
         Width of the embeddings.
     name
-        The tensor; by default, names and shapes decide.
+        The tensor; by default, found by names and shapes.
 
     Raises
     ------
     CheckpointError
-        There is no such tensor, or several tensors may be the table.
+        No tensor, or more than one tensor, may be the table.
     """
     tensors = checkpoint.tensors()
     if name is not None:

@@ -1,4 +1,4 @@
-"""Plans of all blocks of a checkpoint, made from a family, names, shapes and the configuration."""
+"""Plans of all blocks of a checkpoint, from a family, names, shapes and the configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
     Raises
     ------
     UnknownFamily
-        The family has a reason why its attention has no such form.
+        The family contains a reason why its attention has no form.
     CheckpointError
         Queries and keys are incomplete, or do not fit the configuration.
     """
@@ -71,8 +71,8 @@ def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     Raises
     ------
     CheckpointError
-        The family has no other attention, and the checkpoint has none of these blocks; or queries
-        and keys are incomplete.
+        The family has no other attention, and the checkpoint has no such block; or queries and keys
+        are incomplete.
     """
     rules = [rule for rule in family.attention if rule.between]
     plans: list[AttentionPlan] = []
@@ -85,9 +85,9 @@ def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
 
 
 def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
-    """Return all plans; stacks of rules that share stack, kind and layer get distinct names.
+    """Return all plans; stacks with equal stack, kind and layer get distinct names.
 
-    ``by_rule`` are the plans of each rule, of which every rule has some.
+    ``by_rule`` contains the plans of each rule; no rule is without plans.
     """
     places_by_rule = [{plan.place for plan in plans} for plans in by_rule]
     distinct: list[AttentionPlan] = []
@@ -107,16 +107,16 @@ def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionP
 
 
 def _distinct_stack(stack: str, tensors: list[str], number: int) -> str:
-    """Return a name of a stack with the modules that not all of the tensors' names have.
+    """Return a name of a stack, with the modules that distinguish its tensors' names.
 
     Parameters
     ----------
     stack
-        Name that several stacks share.
+        Common name of several stacks.
     tensors
         Names of the first query weights of these stacks.
     number
-        Index of the stack's own weight.
+        Index of the stack's weight among ``tensors``.
 
     Examples
     --------
@@ -177,10 +177,10 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
 def _complete_layers(
     matches: list[Match], config: Config, rule: AttentionRule
 ) -> list[tuple[int, Match]]:
-    """Return the layers with their numbers.
+    """Return the matches of the layers with the numbers of the layers.
 
-    Layers beyond the configured number, such as heads for multi-token prediction, are left out, as
-    loading the model leaves them out.
+    Layers beyond the configured number, such as heads for multi-token prediction, are left out;
+    transformers does not load them either.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def _complete_layers(
 
 
 def _layers_without_key_heads(config: Config, rule: AttentionRule) -> set[int]:
-    """Return the layers that have no attention: a list of numbers of key heads has a zero there."""
+    """Return the layers without attention: their entry in a list of key heads is zero."""
     counts = config.get(*rule.key_heads) if rule.key_heads else None
     if not isinstance(counts, list):
         return set()
@@ -243,7 +243,7 @@ def _require_stages(matches: list[Match], config: Config, rule: AttentionRule, s
 
 @dataclass(frozen=True)
 class _Planner:
-    """Makes the plans of the layers that one rule describes.
+    """Makes the plans of the layers of one rule.
 
     Attributes
     ----------
@@ -254,7 +254,7 @@ class _Planner:
     rule
         The rule.
     groups
-        Number of groups of layers, among which applications of shared layers are divided.
+        Number of groups of layers; applications of shared layers are divided among the groups.
     """
 
     config: Config
@@ -321,7 +321,7 @@ class _Planner:
     def plan_with_keys_of(
         self, layer: int, match: Match, source: AttentionPlan, source_match: Match
     ) -> AttentionPlan:
-        """Return the plan of a layer that attends with the keys and values of another layer."""
+        """Return the plan of a layer that uses the keys and values of another layer."""
         match = replace(match, key=source_match.key)
         plan = self.plan(layer, match)
         note = f"some layers attend with the keys of layer {source.layer}"
@@ -330,7 +330,7 @@ class _Planner:
         return replace(plan, missing=self.missing(plan, match))
 
     def missing(self, plan: AttentionPlan, match: Match) -> tuple[str, ...]:
-        """Return the names of tensors that models of the type have, and this layer lacks."""
+        """Return the names of tensors that models of the type have, but this layer lacks."""
         has_no_norm = "norm" in plan.rule.rotary_only and plan.rotary is None
         names = []
         for role in always_present(self.config.own_type):
@@ -360,16 +360,16 @@ class _Planner:
         return self.config.product(self.rule.scale, names)
 
     def _position_uses(self) -> tuple[str, ...]:
-        """Return the sides whose vectors the term of positions is made with."""
+        """Return the sides whose vectors the term of positions uses."""
         conditions = self.rule.position_uses_if
         return tuple(
             side for side in self.rule.position_uses if self.config.holds(conditions.get(side, ""))
         )
 
     def _applications(self, group: int) -> int:
-        """Return how often the weights of a layer are applied in one pass.
+        """Return the number of applications of a layer's weights in one pass.
 
-        Shared layers come in groups, among which the passes are divided in order.
+        Shared layers form groups, and the passes are divided among the groups in order.
         """
         if not self.rule.applied_in_total:
             return 1
@@ -388,7 +388,7 @@ class _Planner:
 
 
 def _positional(projections: Projections, match: Match, rotary: Rotary | None) -> Positional | None:
-    """Return the dimensions of positions alone; None if the layer has none."""
+    """Return the separate dimensions of positions; None if the layer has none."""
     if "q_position" not in projections:
         return None
     query, key = projections["q_position"], projections["k_position"]
@@ -396,7 +396,7 @@ def _positional(projections: Projections, match: Match, rotary: Rotary | None) -
 
 
 def _without_stretch(side: Side, rotary: Rotary) -> Side:
-    """Return a side whose norm takes away the factor of the rotation before the norm.
+    """Return a side with a norm that removes the factor of the rotation before the norm.
 
     The factor divides the norm's epsilon instead.
     """
@@ -407,7 +407,7 @@ def _without_stretch(side: Side, rotary: Rotary) -> Side:
 
 
 def _absence(checkpoint: Checkpoint, family: Family) -> CheckpointError:
-    """Return the error for a checkpoint without any queries and keys of its family."""
+    """Return the error for a checkpoint without queries and keys of its family."""
     names, rule = checkpoint.tensors(), family.attention[0]
     spelling = (rule.fused or rule.query)[0]
     numbered = re.escape(spelling).replace(r"\{layer\}", r"\d+")

@@ -1,6 +1,6 @@
-"""The plan of a block: everything that has to be read of its attention.
+"""The plan of a block: all parts of tensors and settings of its attention.
 
-A plan is made from names, shapes and the configuration alone (`wqk.families.planner`).
+A plan is made only from names, shapes and the configuration (`wqk.families.planner`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Positional:
-    """Queries and keys of positions alone; their product is added to that of the form."""
+    """Queries and keys of separate position dimensions; their product is added to the form's."""
 
     query: Side
     key: Side
@@ -56,7 +56,7 @@ class Positional:
 
 @dataclass(frozen=True, repr=False)
 class AttentionPlan:
-    """One block's attention: its place in the model, its tensors, and the rest of its score.
+    """Attention of one block: its place in the model, its tensors, and the rest of its score.
 
     Attributes
     ----------
@@ -83,19 +83,19 @@ class AttentionPlan:
     applications
         Number of times that the weights are applied in one pass.
     position
-        What is added to scores by positions, in a word: ``alibi``, ``relative``, …
+        The term that positions add to scores, in a word: ``alibi``, ``relative``, …
     position_uses
-        Sides whose vectors that term, or a convolution next to the scores, is made with.
+        Sides whose vectors this term, or a convolution next to the scores, uses.
     rotary
-        Rotation along one axis, with which forms at a distance are computed.
+        Rotation along one axis; forms at a distance are computed with this rotation.
     axial
         Rotation along several axes.
     positional
-        Dimensions of positions alone, in latent attention.
+        Separate dimensions for positions, in latent attention.
     quantized
         Storage of queries and keys, if they are stored with few bits.
     grows_from
-        Number of the token from which on queries grow with their position.
+        Number of the first token whose query grows with its position.
     missing
         Tensors that all models of the type have, and that the file lacks.
     """
@@ -124,7 +124,7 @@ class AttentionPlan:
     missing: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Show all fields; those that a guess does not establish are ``unknown``."""
+        """Show all fields; fields that a guess does not establish are ``unknown``."""
         shown = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -134,12 +134,12 @@ class AttentionPlan:
 
     @property
     def score_scale(self) -> float:
-        """Factor of the score; the usual factor, which is assumed, if a guess has none."""
+        """Factor of the score; for a guess without a factor, the usual factor is assumed."""
         return self.query.head_width**-0.5 if self.scale is None else self.scale
 
     @property
     def stack(self) -> str:
-        """Name of the stack; a configured mask makes a decoder of an encoder, or the reverse."""
+        """Name of the stack; a configured mask turns an encoder into a decoder, or the reverse."""
         if self.causal and (self.rule.causal_if or self.rule.causal_under):
             return "decoder"
         is_lifted = self.rule.causal and not self.causal and self.rule.stack == "decoder"
@@ -157,7 +157,7 @@ class AttentionPlan:
 
     @property
     def has_softmax(self) -> bool:
-        """Return whether a softmax makes attention of the scores."""
+        """Return whether the block applies a softmax to its scores."""
         return not self.rule.between
 
     @property
@@ -167,12 +167,12 @@ class AttentionPlan:
 
     @property
     def place(self) -> Place:
-        """Address of the block in its model, and of its rows in a table."""
+        """Place of the block in its model, and of its rows in a table."""
         return Place(self.stack, self.kind, self.layer)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Everything that is read for the plain form of the block."""
+        """All parts that are read for the plain form of the block."""
         return (*self.query.parts, *self.key.parts)
 
     @property
@@ -183,7 +183,7 @@ class AttentionPlan:
 
     @property
     def may_turn(self) -> bool:
-        """Return whether positions may rotate queries and keys; those of a guess are unknown."""
+        """Return whether positions may rotate queries and keys; always true for a guess."""
         return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
 
     @property
@@ -199,7 +199,7 @@ class AttentionPlan:
 
     @property
     def longest(self) -> int | None:
-        """Number of tokens beyond which positions act otherwise; None if they never do."""
+        """Number of tokens beyond which positions change; None if they never change."""
         if self.rotary is not None:
             return self.rotary.longest
         if self.positional is not None:
@@ -211,9 +211,9 @@ class AttentionPlan:
     def key_bias_counts(self) -> bool:
         """Return whether a bias of keys may change attention.
 
-        Otherwise the bias adds one number to all scores of a query, which the softmax ignores. The
-        bias counts if positions turn it, if a norm or a limit follows it, or if other scores do not
-        have it.
+        Otherwise the bias adds one number to all scores of a query, and the softmax ignores this
+        number. The bias changes attention if positions rotate the keys, if a norm or a limit
+        follows, or if some scores lack the bias.
         """
         key = self.key.projection
         if isinstance(key, Composed) and key.bias is not None:  # the latent's norm comes after it
@@ -224,7 +224,7 @@ class AttentionPlan:
 
     @property
     def rotation_unknown(self) -> bool:
-        """Return whether positions may rotate queries and keys in an unknown way and order.
+        """Return whether positions may rotate queries and keys in an unknown way.
 
         The family was guessed, or only names its rotary positions.
         """

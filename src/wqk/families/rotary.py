@@ -1,7 +1,7 @@
-"""Rotary positions: which dimensions of a head turn together, and how fast.
+"""Rotary positions: the dimensions of a head that rotate together, and their frequencies.
 
 With rotary positions the score at relative distance N = i − j is x_i A R(−N) Bᵀ x_jᵀ; the plain
-form is the one at N = 0.
+form is the form at N = 0.
 
 Axes: P rotated pairs, R head width.
 """
@@ -41,16 +41,16 @@ class Rotary:
     order
         ``half``: dimension k turns with k + P; ``interleaved``: dimension 2k with 2k + 1.
     amplitude
-        The attention factor of YaRN and LongRoPE. It multiplies the rotated dimensions of queries
-        and of keys at every distance, including 0.
+        The attention factor of YaRN and LongRoPE, which multiplies the rotated dimensions of
+        queries and of keys at every distance, including 0.
     axes
-        2 for the patches of an image: planes turn with the row or with the column. 3 for those of
-        a video: with the time, the row or the column.
+        2 for the patches of an image: planes turn with the row or with the column. 3 for the
+        patches of a video: planes turn with the time, the row or the column.
     axis_pairs
-        Number of planes of each axis, where axes have different numbers of planes; otherwise empty.
+        Number of planes of each axis, if axes have different numbers of planes; otherwise empty.
     longest
-        Tokens of a text beyond which frequencies or queries are others; None where there is no
-        such length.
+        Length of texts in tokens beyond which frequencies or queries change; None if they never
+        change.
     mixed
         With two axes: planes of columns and of rows take turns. Otherwise the planes of an axis
         follow each other.
@@ -58,9 +58,9 @@ class Rotary:
         With two axes: the first half of the planes turns with the column, the second half with the
         row.
     apart
-        Each axis turns a part of the head of its own, within which the order holds.
+        Each axis turns a separate part of the head, with the order within this part.
     start
-        The first of the rotated dimensions, which follow each other.
+        The first of the consecutive rotated dimensions.
     before_norm
         Whether the norm of queries and keys follows the rotation. If the norm has gains, the score
         then depends on both positions and not on their distance alone.
@@ -81,7 +81,7 @@ class Rotary:
 
     @property
     def arrangement(self) -> tuple[object, ...]:
-        """Dimensions that turn together, and their axes, as a value that can be compared."""
+        """Dimensions that rotate together, and their axes, as a value for comparisons."""
         return (
             self.order,
             self.axes,
@@ -95,7 +95,7 @@ class Rotary:
     def places(self, count: int, distance: int) -> np.ndarray:
         """Return ``count`` equal positions at a distance from 0: (count,), or (count, axes).
 
-        On several axes the distance is multiplied by 1, √2, √3, so that no two axes turn alike.
+        On several axes the distance is multiplied by 1, √2, √3, so that all axes turn differently.
 
         Examples
         --------
@@ -135,9 +135,9 @@ class Rotary:
         Parameters
         ----------
         vectors
-            NumPy arrays are rotated in float64, PyTorch tensors in their own type.
+            NumPy arrays are rotated in float64, PyTorch tensors in their type.
         positions
-            One number for each token, (N,), which counts for every axis; or one for each axis,
+            One number for each token, (N,), for all axes; or one number for each token and axis,
             (N, axes).
         """
         positions = np.asarray(positions, np.float64)
@@ -165,12 +165,12 @@ class Rotary:
 
     @property
     def turning(self) -> Rotary:
-        """The rotation alone, without the attention factor."""
+        """The rotation without the attention factor."""
         return replace(self, amplitude=1.0)
 
     @property
     def planes(self) -> tuple[Any, Any]:
-        """Indices of the two dimensions of each rotated pair: all first ones, all second ones.
+        """Indices of the two dimensions of the rotated pairs: all first, and all second dimensions.
 
         Both are slices, or arrays (P,), that index the last axis of vectors (…, R). Pair number k
         is the plane of frequency k.
@@ -192,7 +192,7 @@ class Rotary:
         return slice(start, stop, 2), slice(start + 1, stop, 2)
 
     def _planes_apart(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the same where each axis turns a part of the head of its own."""
+        """Return `planes` for axes that turn separate parts of the head."""
         pairs = len(self.frequencies)
         pairs_of_axis = pairs // self.axes
         dimensions = np.arange(2 * pairs)
@@ -206,7 +206,7 @@ class Rotary:
 def rotary_of(
     rule: RotaryRule, config: Config, head_width: int, layer: int, windowed: bool
 ) -> Rotary | None:
-    """Return the rotation of one layer; None if the layer has none.
+    """Return the rotation of one layer; None if the layer has no rotation.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def _is_rotary(rule: RotaryRule, config: Config, layer: int, windowed: bool) -> 
 
 
 def _is_skipped(config: Config, layer: int, period: int, backward: bool) -> bool:
-    """Return whether a layer is one of every ``period`` that have no rotary positions."""
+    """Return whether a layer is the one layer of each ``period`` without rotary positions."""
     if backward:
         layers = config.whole(("num_hidden_layers",))
         return (layers - 1 - layer) % period == 0
@@ -315,7 +315,7 @@ def _rotated_width(
     head_width: int,
     layer: int,
 ) -> int:
-    """Return how many dimensions of a head turn; `CheckpointError` if the head has fewer."""
+    """Return the number of rotated dimensions; `CheckpointError` if the head has fewer."""
     width = next((parameters[key] for key in rule.width if key in parameters), None)
     if type(width) is not int:
         width = config.optional_whole(rule.width)
@@ -344,7 +344,7 @@ def _rotated_width(
 
 
 def _axis_widths(rule: RotaryRule, config: Config, head_width: int) -> tuple[int, ...]:
-    """Return the number of dimensions that each axis turns; empty if axes have equal shares.
+    """Return the number of dimensions that each axis rotates; empty if axes have equal shares.
 
     Raises
     ------
@@ -432,7 +432,7 @@ def _number(
     own_key: str,
     layer: int = 0,
 ) -> float:
-    """Return a number from the rotary parameters, or else from the whole configuration.
+    """Return a number from the rotary parameters; if absent, from the whole configuration.
 
     Parameters
     ----------
@@ -441,7 +441,7 @@ def _number(
     keys
         Keys of the number; lists in the whole configuration have an entry for each layer.
     default
-        The number if no key has one.
+        The number if no key is set.
     own_key
         The key of the number in the rotary parameters, besides ``keys``.
     layer
@@ -461,14 +461,14 @@ def _number(
 
 
 def _stored_parameters(config: Config) -> Any:
-    """Return the rotary parameters of a configuration; the older key comes first."""
+    """Return the rotary parameters of a configuration; the older key has priority."""
     return config.in_file("rope_scaling") or config.get("rope_parameters") or {}
 
 
 def rotary_parameters(
     config: Config, layer: int, windowed: bool, kinds: Mapping[str, RotaryKind] | None = None
 ) -> Mapping[str, Any]:
-    """Return the rotary parameters of a layer: those of all layers, or those of its kind.
+    """Return the rotary parameters of a layer: of all layers, or of its kind of layer.
 
     Parameters
     ----------
@@ -477,7 +477,8 @@ def rotary_parameters(
     layer
         Number of the layer.
     windowed
-        Whether the layer has a window, which decides its kind where the configuration does not.
+        Whether the layer has a window. If the configuration does not set kinds of layers, the
+        window determines the kind.
     kinds
         Kinds of layers whose parameters have other names than the kinds.
     """
@@ -507,7 +508,7 @@ def rotary_parameters(
 
 
 def _kind(kinds: Mapping[str, RotaryKind], config: Config, layer: int) -> RotaryKind:
-    """Return the rotary parameters' names for the kind of a layer."""
+    """Return the names of the rotary parameters for the kind of a layer."""
     name = config.layer_type(layer) or ""
     if name not in kinds:
         raise CheckpointError(
@@ -518,7 +519,7 @@ def _kind(kinds: Mapping[str, RotaryKind], config: Config, layer: int) -> Rotary
 
 
 def _of_named_kind(stored: Mapping[str, Any], kind: RotaryKind) -> Mapping[str, Any]:
-    """Return the parameters of a kind: under its own name, or those of all scaled kinds."""
+    """Return the parameters of a kind of layer, or the parameters of all scaled kinds."""
     parameters_of_kind = stored.get(kind.parameters)
     if isinstance(parameters_of_kind, dict):
         return parameters_of_kind
@@ -537,7 +538,7 @@ def _is_by_kind(parameters: Any) -> bool:
 
 
 def rotary_stretch(config: Config) -> float:
-    """Return YaRN's factor of queries and keys, where models put it into the scale (DeepSeek)."""
+    """Return YaRN's factor of queries and keys if the model's scale includes it (DeepSeek)."""
     parameters = rotary_parameters(config, 0, False)
     weight = config.optional_number(("mscale_all_dim",))
     if weight is None:

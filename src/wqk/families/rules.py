@@ -1,7 +1,7 @@
-"""The schema of a family file: one record for each of its tables.
+"""The schema of a family file: a record for each of its tables.
 
-An unknown or missing key is an error: a misspelled key is reported, and not silently replaced by
-the default.
+An unknown or missing key is an error, so that a misspelled key is not silently replaced by the
+default.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ LATENT_KEYS = ("key_inner", "key_inner_norm", "content_width", "position_width")
 
 
 class RotaryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rotary parameters of one kind of layers, where their name is not that of the kind."""
+    """The rotary parameters of a kind of layers whose key differs from the kind."""
 
     parameters: str  # their key among ``rope_parameters``
     base: tuple[Expression, ...]  # keys of the base in files without such parameters
@@ -127,9 +127,9 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One attention of a model: the names of its tensors in every layer, and the rest of its score.
 
     Names of tensors contain ``{layer}`` and leave out ``.weight`` and any prefix. If names differ
-    between files, all spellings are listed. ``{previous}`` is the layer before, whose last norm
+    between files, all spellings are listed. ``{previous}`` is the previous layer, whose last norm
     feeds the layer in post-norm models; ``{last}`` is the highest number that exists; ``{head}`` is
-    each head, if heads have tensors of their own. An `Expression` is made of keys of the
+    the number of a head, if heads have separate tensors. An `Expression` is made of keys of the
     configuration.
     """
 
@@ -238,7 +238,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self._require_latent()
 
     def _require_matching_names(self) -> None:
-        """Check that queries, keys and other tensors have numbers that can be filled in."""
+        """Check that the placeholders of queries, keys and other tensors agree."""
         if len(self.query) != len(self.key):
             raise ValueError(
                 "'query' and 'key' need as many spellings as each other, got "
@@ -261,7 +261,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
 
     def _require_fused_layout(self) -> None:
-        """Check that a fused tensor has a layout with several roles, and no tensors next to it."""
+        """Check that a fused tensor has a layout for fused tensors, and no tensors next to it."""
         if self.query:
             raise ValueError(
                 "'fused' holds the queries and the keys; expected 'fused', or 'query' and 'key', "
@@ -274,7 +274,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _require_roles_in_sections(self) -> None:
-        """Check that sections divide a fused tensor, and have one part of queries and of keys."""
+        """Check that sections divide a fused tensor into one part of queries and one of keys."""
         if not self.fused or self.layout not in ("separate", "sectioned"):
             raise ValueError(
                 "'sections' are the parts of a 'fused' tensor, stored (out, in); expected 'fused' "
@@ -300,7 +300,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _require_latent(self) -> None:
-        """Check that an attention through latents has all keys that describe the latents."""
+        """Check that attention through latents has all keys that describe the latents."""
         needed: tuple[str, ...] = LATENT_KEYS
         if self.query_inner:
             needed = (*LATENT_KEYS, "query_inner_norm")
@@ -312,18 +312,18 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _tensor_names(self) -> Iterator[str]:
-        """Yield all names of tensors besides those of queries and keys."""
+        """Yield all names of tensors except queries and keys."""
         for key in TENSOR_KEYS:
             yield from getattr(self, key)
 
 
 def _numbers(name: str) -> int:
-    """Return how many numbers a tensor's name has to be filled with."""
+    """Return the number of placeholders in a tensor's name."""
     return len(re.findall(r"\{(?!previous\}|last\}|head\})\w+\}", name))
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The attentions of the models that share one naming of tensors."""
+    """The attentions of models with one naming of tensors."""
 
     name: str
     model_types: tuple[str, ...] = ()  # none for one that is given by its file
@@ -337,7 +337,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _require_known_values(rule: msgspec.Struct) -> None:
-    """Raise `ValueError`, which names the key, if a key has none of its possible values."""
+    """Raise `ValueError`, with the key, if a key has an unknown value."""
     for key, known in VALUES[type(rule).__name__].items():
         value = getattr(rule, key)
         for entry in [value] if isinstance(value, str | int) else value:
@@ -364,7 +364,7 @@ def _with_meanings(values: Collection[str | int]) -> str:
 
 
 def _require_readable(rule: msgspec.Struct) -> None:
-    """Raise `ValueError`, which names the key, if an expression of a table cannot be read."""
+    """Raise `ValueError`, with the key, if an expression of a table is invalid."""
     for key in _expression_keys(type(rule)):
         value = getattr(rule, key)
         texts: Iterable[object]
@@ -378,7 +378,7 @@ def _require_readable(rule: msgspec.Struct) -> None:
 
 
 def _require_expression(key: str, text: str) -> None:
-    """Raise `ValueError`, which names the key, if a text is no expression."""
+    """Raise `ValueError`, with the key, if a text is not an expression."""
     try:
         parse(text)
     except ValueError as error:
@@ -387,13 +387,13 @@ def _require_expression(key: str, text: str) -> None:
 
 @cache
 def _expression_keys(table: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the keys of a table that hold expressions, by their types."""
+    """Return the keys of a table that contain expressions, by their types."""
     hints = get_type_hints(table, include_extras=True)
     return tuple(key for key, hint in hints.items() if _holds_expressions(hint))
 
 
 def _holds_expressions(hint: Any) -> bool:
-    """Return whether a type is `Expression`, or has it among its parts."""
+    """Return whether a type is `Expression`, or contains `Expression`."""
     if get_origin(hint) is Annotated:
         return True
     return any(map(_holds_expressions, get_args(hint)))

@@ -1,7 +1,7 @@
-"""Scalings of rotary frequencies: what makes a model read longer texts than it was trained on.
+"""Scalings of rotary frequencies, which extend a model to longer texts than in training.
 
-Each scaling takes the plain frequencies and returns the scaled ones, with the attention factor by
-which it multiplies the rotated dimensions of queries and keys.
+Each scaling takes the plain frequencies, and returns the scaled frequencies and the attention
+factor, which multiplies the rotated dimensions of queries and keys.
 
 Axes: P rotated pairs.
 """
@@ -32,7 +32,7 @@ Frequencies = Float[np.ndarray, " pairs"]
 
 @dataclass(frozen=True)
 class Unscaled:
-    """A rotation without its scaling, and the configuration of the scaling.
+    """A rotation before its scaling, and the configuration of the scaling.
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class Unscaled:
     width
         Rotated dimensions, 2P.
     parameters
-        The rotary parameters of the layer, as the configuration has them.
+        The rotary parameters of the layer in the configuration.
     config
-        The whole configuration, which has the lengths of texts.
+        The whole configuration, with the lengths of texts.
     """
 
     frequencies: Frequencies
@@ -56,7 +56,7 @@ class Unscaled:
 
     @property
     def trained_length(self) -> int:
-        """The length of texts before scaling: set next to the parameters, in them, or the longest.
+        """The length of texts in training: set explicitly, or else the longest text.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class Unscaled:
 
     @property
     def factor(self) -> float:
-        """The factor of the length; `KeyError` without one."""
+        """The factor of the length; `KeyError` if absent."""
         if self.parameters.get("factor") is None:
             raise KeyError("factor")
         return float(self.parameters["factor"])
@@ -86,7 +86,7 @@ def scaled(kind: str, rotation: Unscaled) -> tuple[Frequencies, float]:
     Parameters
     ----------
     kind
-        The name of the scaling, as configurations have it (``rope_type``).
+        The name of the scaling in configurations (``rope_type``).
     rotation
         The rotation without the scaling.
 
@@ -134,12 +134,12 @@ def _linear(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 
 def _dynamic(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Keep all frequencies: the base grows only for texts beyond the trained length."""
+    """Keep all frequencies: the base grows only for texts longer than in training."""
     return rotation.frequencies, 1.0
 
 
 def _llama3(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Stretch long wavelengths, keep short ones, and blend those in between (Llama 3.1)."""
+    """Stretch long wavelengths, keep short wavelengths, and blend between (Llama 3.1)."""
     fewest_turns = float(rotation.parameters["low_freq_factor"])
     most_turns = float(rotation.parameters["high_freq_factor"])
     # Turns of each pair within the trained length.
@@ -152,7 +152,7 @@ def _llama3(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 
 def _yarn(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Divide slow pairs by the factor, keep fast ones, and blend those between (YaRN).
+    """Divide slow pairs by the factor, keep fast pairs, and blend between (YaRN).
 
     A pair is fast if it turns ``beta_fast`` times within the trained length, and slow if it turns
     less than ``beta_slow`` times: Peng et al., "YaRN: Efficient Context Window Extension of Large
@@ -175,9 +175,9 @@ def _yarn(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 
 def _pair_that_turns(rotation: Unscaled, times: float) -> float:
-    """Return the number of the pair that turns this many times within the trained length.
+    """Return the number of the pair with a number of turns within the trained length.
 
-    Pair k turns trained · base^(−2k/R) / 2π times, which is solved for k.
+    Pair k turns trained · base^(−2k/R) / 2π times; this equation is solved for k.
     """
     trained = float(rotation.trained_length)
     power_of_base = trained / (times * 2 * math.pi)
@@ -185,7 +185,7 @@ def _pair_that_turns(rotation: Unscaled, times: float) -> float:
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    """Return YaRN's attention factor, as the configuration sets it, or computed from weights."""
+    """Return YaRN's attention factor: configured, or computed from weights."""
     configured_factor = parameters.get("attention_factor")
     if configured_factor is not None:
         return float(configured_factor)
@@ -207,7 +207,7 @@ def yarn_amplitude(factor: float, weight: float) -> float:
 
 
 def _longrope(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Divide each frequency by a factor of its own, that of texts within the trained length."""
+    """Divide each frequency by its factor for texts within the trained length."""
     parameters = rotation.parameters
     trained = rotation.trained_length
     factor = float(parameters.get("factor") or rotation.longest / trained)
@@ -219,7 +219,7 @@ def _longrope(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 
 def _proportional(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Turn a share of all pairs, at the rates that they have among all pairs (Gemma 4)."""
+    """Rotate a share of all pairs, with the frequencies of all pairs (Gemma 4)."""
     share = float(rotation.parameters.get("partial_rotary_factor") or 1.0)
     turns = np.arange(len(rotation.frequencies)) < int(share * rotation.width // 2)
     factor = float(rotation.parameters.get("factor") or 1.0)
@@ -227,7 +227,7 @@ def _proportional(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 
 def _factors(rotation: Unscaled) -> tuple[Frequencies, float]:
-    """Divide each frequency by a factor of its own, as GGUF files store them."""
+    """Divide each frequency by its factor, as stored in GGUF files."""
     divisors = np.asarray(rotation.parameters["factors"], np.float64)
     if divisors.shape != rotation.frequencies.shape:
         raise ValueError(f"{len(rotation.frequencies)} factors")

@@ -1,6 +1,6 @@
 """Sides of an attention: a projection with its bias, norms and factors.
 
-`projections_of` finds the rows of stored tensors that are queries, keys and values. `sides_of` adds
+`projections_of` finds the rows of queries, keys and values in stored tensors. `sides_of` adds
 biases, norms and factors.
 
 Axes: H query heads, R head width, D width of the inputs, C latent width.
@@ -43,15 +43,15 @@ Projections = dict[str, Projection | Composed]
 class Temperature(NamedTuple):
     """A learned factor of the queries.
 
-    Either a factor for each head, the exponential of the stored logarithm (H,), at most ``limit``;
-    or a factor for each dimension of a head, the softplus of the stored number (R,).
+    Each head has a factor, the exponential of the stored logarithm (H,), at most ``limit``; or each
+    dimension of a head has a factor, the softplus of the stored number (R,).
 
     Attributes
     ----------
     stored
         The stored numbers.
     of_head
-        Whether there is a factor for each head, not for each dimension.
+        Whether heads have factors, instead of dimensions.
     limit
         Largest factor of a head.
     """
@@ -73,22 +73,22 @@ class Temperature(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """Queries, keys, values or outputs of a block, as the checkpoint stores them.
+    """Queries, keys, values or outputs of a block, as stored in the checkpoint.
 
     Attributes
     ----------
     projection
         The outputs of the stored tensors that belong to the side, and their heads.
     bias
-        Added by the projection.
+        Bias of the projection.
     norm
-        Between projection and score.
+        Norm between projection and score.
     input_norm
-        The norm that feeds the projection, if one does.
+        Norm before the projection, if any.
     temperature
         A learned factor of each head, or of each dimension of a head.
     factor
-        A factor of everything that the side projects.
+        Factor of all outputs of the side.
     """
 
     projection: Projection | Composed
@@ -110,14 +110,14 @@ class Side:
 
     @property
     def tensor(self) -> str:
-        """Name of the weight that the input meets first."""
+        """Name of the first weight that the input is multiplied by."""
         return self.projection.tensor
 
     @property
     def roles(self) -> Iterator[tuple[str, Part]]:
-        """Everything that is read, with its role: ``bias``, …; empty for the weight itself.
+        """All parts that are read, with their roles: ``bias``, …; empty for the weight.
 
-        The norm of the input is read only if the norm is folded in.
+        The norm of the input is read only if it is folded in.
         """
         yield from self.projection.roles.items()
         if self.bias is not None:
@@ -132,12 +132,12 @@ class Side:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Everything that is read."""
+        """All parts that are read."""
         return tuple(part for _, part in self.roles)
 
 
 class Sides(NamedTuple):
-    """The sides of a block; values and outputs are None where the family does not name them."""
+    """The sides of a block; values and outputs are None if the family does not name them."""
 
     query: Side
     key: Side
@@ -147,7 +147,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class _NormFinder:
-    """Finds the norms of one layer by the names that a rule has for them."""
+    """Finds the norms of one layer by the names in a rule."""
 
     config: Config
     rule: AttentionRule
@@ -155,11 +155,11 @@ class _NormFinder:
 
     @property
     def _is_first_layer(self) -> bool:
-        """Return whether this is layer 0 of a model in which layer 0 has another input norm."""
+        """Return whether the layer is layer 0 of a model with a separate input norm in layer 0."""
         return self.match.group == 0 and bool(self.rule.first_input_norm)
 
     def before_score(self, names: tuple[str, ...], heads: int) -> Norm | None:
-        """Return the norm of queries, keys or outputs with these names; None if there is none."""
+        """Return the norm of queries, keys or outputs with these names; None if absent."""
         rule = self.rule
         gain = self.match.norm(names, "weight", heads)
         bias = self.match.norm(names, "bias", heads)
@@ -179,12 +179,12 @@ class _NormFinder:
         )
 
     def of_query_input(self) -> Norm | None:
-        """Return the norm that feeds the queries."""
+        """Return the norm before the queries."""
         rule = self.rule
         return self._of_input(rule.first_input_norm if self._is_first_layer else rule.input_norm)
 
     def of_key_input(self) -> Norm | None:
-        """Return the norm that feeds the keys and the values."""
+        """Return the norm before the keys and the values."""
         if self.rule.kind == "cross":
             return self._of_input(self.rule.key_input_norm)
         return self.of_query_input()
@@ -210,7 +210,7 @@ class _NormFinder:
 def _epsilon(config: Config, keys: tuple[str, ...], kind: str) -> float:
     """Return the number that a norm adds to a mean square.
 
-    Layer norms without a configured number have PyTorch's own.
+    Layer norms without a configured number have PyTorch's default.
 
     Examples
     --------
@@ -261,7 +261,7 @@ def sides_of(config: Config, rule: AttentionRule, match: Match, projections: Pro
 
 
 def _temperature(rule: AttentionRule, match: Match) -> Temperature | None:
-    """Return the learned factor of the queries, if the layer has one."""
+    """Return the learned factor of the queries; None if the layer has none."""
     softplus = match.part(rule.softplus)
     if softplus is not None:
         return Temperature(softplus, of_head=False)
@@ -270,14 +270,14 @@ def _temperature(rule: AttentionRule, match: Match) -> Temperature | None:
 
 
 class _HeadCounts(NamedTuple):
-    """Numbers of heads of a layer, as configured; None where they follow from shapes."""
+    """Numbers of heads of a layer in the configuration; None if determined by shapes."""
 
     query: int
     key: int | None
 
 
 def projections_of(config: Config, rule: AttentionRule, match: Match) -> Projections:
-    """Return the places of the weights of ``q`` and ``k`` and, if they are named, of ``v``.
+    """Return the projections of ``q`` and ``k`` and, if they are named, of ``v``.
 
     Raises
     ------
@@ -299,7 +299,7 @@ def projections_of(config: Config, rule: AttentionRule, match: Match) -> Project
 
 
 def _head_counts(config: Config, rule: AttentionRule, layer: int) -> _HeadCounts:
-    """Return the numbers of heads that a layer has, without those that were pruned from it."""
+    """Return the numbers of heads of a layer, without pruned heads."""
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
         raise CheckpointError(
@@ -320,7 +320,7 @@ def _head_counts(config: Config, rule: AttentionRule, layer: int) -> _HeadCounts
 
 
 def _require_matrices(rule: AttentionRule, match: Match) -> None:
-    """Check that queries, keys, values and outputs are matrices, as the layout has them."""
+    """Check that queries, keys, values and outputs have the number of axes of the layout."""
     named = (match.query, match.key, match.weight(rule.value), match.weight(rule.output))
     for tensor in filter(None, named):
         shape = match.tensors[tensor].shape
@@ -336,9 +336,9 @@ def _require_matrices(rule: AttentionRule, match: Match) -> None:
 def _separate(
     config: Config, rule: AttentionRule, match: Match, heads: _HeadCounts, layer: int
 ) -> Projections:
-    """Return the places of queries, keys and values with tensors of their own.
+    """Return the projections of queries, keys and values with separate tensors.
 
-    One tensor may hold the keys, then the values.
+    One tensor may contain the keys, followed by the values.
     """
     query, key, tensors = match.query, match.key, match.tensors
     value = match.weight(rule.value)
@@ -387,8 +387,9 @@ def _require_all_heads(
 ) -> None:
     """Check that no layer lacks heads that the configuration counts.
 
-    Without a configured width, the heads of a model divide its width among themselves. Fewer rows
-    may be fewer heads of that width, which would be read as all heads of a smaller width.
+    Without a configured width, the width of a head is the model's width divided by the number of
+    heads. Fewer rows may mean that heads are missing; the rows would then be read as all heads with
+    a smaller width.
     """
     hidden = config.optional_whole(("hidden_size",), layer)
     inputs = match.tensors[match.query].shape[-1]
@@ -408,13 +409,13 @@ def _require_all_heads(
 
 
 def _inputs_of_convolution(config: Config, match: Match) -> int:
-    """Return the number of inputs of a convolution; those of pictures have no groups."""
+    """Return the number of inputs of a convolution; convolutions of images have no groups."""
     shape = match.tensors[match.query].shape
     return config.whole(("hidden_size",)) if len(shape) == 3 else shape[1]
 
 
 def _fused(rule: AttentionRule, match: Match, heads: _HeadCounts) -> Projections:
-    """Return the places of roles in one tensor, or of keys and values next to the queries."""
+    """Return the projections in a fused tensor, or in the keys and values next to the queries."""
     key_heads = heads.key or heads.query
     head_counts = {"q": heads.query, "k": key_heads, "v": key_heads}
     held = [(match.query, "qkv")] if rule.fused else [(match.query, "q"), (match.key, "kv")]
@@ -437,7 +438,7 @@ HEAD_AXES = {"stacked": ((0, 2, 1), (0, 1, 2)), "spread": ((1, 2, 0), (1, 2, 0))
 
 
 def _with_head_axes(rule: AttentionRule, match: Match) -> Projections:
-    """Return the places of weights in which heads have an axis, whose length is their number."""
+    """Return the projections of weights with a separate axis for heads."""
     named = {"q": match.query, "k": match.key, "v": match.weight(rule.value)}
     axes = HEAD_AXES[rule.layout][0]
     return {
@@ -448,12 +449,12 @@ def _with_head_axes(rule: AttentionRule, match: Match) -> Projections:
 
 
 def _with_axes(match: Match, tensor: str, axes: tuple[int, int, int]) -> Projection:
-    """Return a projection whose heads, R and inputs are, in this order, ``axes`` of a tensor.
+    """Return a projection with ``axes`` of a tensor as the axes of heads, R and inputs.
 
     Raises
     ------
     CheckpointError
-        The tensor has not three axes.
+        The tensor does not have three axes.
     """
     shape = match.tensors[tensor].shape
     heads_axis, width_axis, inputs_axis = axes
@@ -472,7 +473,7 @@ def _with_axes(match: Match, tensor: str, axes: tuple[int, int, int]) -> Project
 
 
 def _in_sections(config: Config, rule: AttentionRule, match: Match) -> Projections:
-    """Return the places of the roles of a fused tensor whose widths the configuration sets."""
+    """Return the projections in a fused tensor whose sections have configured widths."""
 
     def number(key: str) -> int:
         return 0 if key == REST else config.whole((key,))
@@ -492,7 +493,7 @@ def _in_sections(config: Config, rule: AttentionRule, match: Match) -> Projectio
 def _output(
     rule: AttentionRule, match: Match, heads: int, values: Projection | Composed | None
 ) -> Side | None:
-    """Return W_o, whose columns are the outputs of the heads, one after the other."""
+    """Return W_o; its columns are the outputs of the heads, one head after the other."""
     name = match.weight(rule.output)
     if not name:
         return None
@@ -529,7 +530,7 @@ def _composed(
     down: str | None,
     norm: tuple[str, ...],
 ) -> Projection | Composed:
-    """Return a projection of the latent that ``down`` makes; of the input itself without it.
+    """Return a projection through the latent of ``down``; without ``down``, of the input.
 
     Parameters
     ----------
@@ -538,7 +539,7 @@ def _composed(
     outer
         The projection from the latent to the heads.
     down
-        Name of the weight that projects the input to the latent; None if there is no latent.
+        Name of the weight that projects the input to the latent; None without a latent.
     norm
         Spellings of the norm of the latent.
 
@@ -566,17 +567,17 @@ def _composed(
 
 
 def _bias_of(weight: str) -> str:
-    """Return the name of the bias that belongs to a weight."""
+    """Return the name of the bias of a weight."""
     return f"{weight.removesuffix('weight')}bias"
 
 
 def _latent(config: Config, rule: AttentionRule, match: Match, heads: int) -> Projections:
-    """Return the places of latent attention (DeepSeek-V2), whose queries and keys have a latent.
+    """Return the projections of latent attention (DeepSeek-V2).
 
-    Some dimensions of each head are content, projected from the latent. Others hold the position;
-    the key's are projected from the input and shared by all heads. The content is the form;
-    positions are separate, as ``q_position`` and ``k_position``, because they have no single
-    distance.
+    Some dimensions of each head are content, projected from the latent. The remaining dimensions
+    are for positions; for keys, they are projected from the input and shared by all heads. The
+    content is the form; positions are separate, as ``q_position`` and ``k_position``, because they
+    have no single distance.
 
     Raises
     ------
@@ -631,7 +632,7 @@ def _latent_widths(
 ) -> tuple[int, int]:
     """Return the widths of a head's content and position.
 
-    ``outputs`` are those of the projection to the latent of width ``rank``.
+    ``outputs`` is the number of outputs of the projection to the latent of width ``rank``.
     """
     content = config.whole((rule.content_width,))
     has_none = config.get(rule.position_width) == 0

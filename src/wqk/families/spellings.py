@@ -1,4 +1,4 @@
-"""Spellings of a family, found in a checkpoint: the tensors of every layer that match a rule.
+"""Spellings of a family in a checkpoint: the tensors of all layers that match a rule.
 
 A spelling is a name with placeholders: ``layers.{layer}.self_attn.q_proj``.
 """
@@ -37,7 +37,7 @@ class Match:
     tensors
         All tensors of the checkpoint.
     index
-        The numbers in the names, the layer's first.
+        The numbers in the names; the layer is first.
     query, key
         Full names of the weights.
     prefix
@@ -56,24 +56,24 @@ class Match:
         return self.index[0] if self.index else 0
 
     def weight(self, spellings: tuple[str, ...]) -> str | None:
-        """Return the full name of the first of these spellings' weights that exists."""
+        """Return the full name of the first weight with one of these spellings."""
         names = (_stored(self._filled(spelling), self.tensors) for spelling in spellings)
         return next((name for name in names if name in self.tensors), None)
 
     def part(self, spellings: tuple[str, ...]) -> Part | None:
-        """Return the first tensor that exists, of spellings of full names."""
+        """Return the first existing tensor with one of these spellings of full names."""
         names = map(self._filled, spellings)
         return next((Part(name) for name in names if name in self.tensors), None)
 
     def bias(self, projection: Projection | Composed, names: tuple[str, ...]) -> Part | None:
-        """Return the bias of a projection: under a name of its own, or laid out like the outputs.
+        """Return the bias of a projection: under its own spelling, or with the weight's layout.
 
         Parameters
         ----------
         projection
             The projection.
         names
-            Spellings of the bias, if it is not called like the weight.
+            Spellings of the bias, if its name does not follow from the weight.
         """
         if names or isinstance(projection, Composed):
             return self.part(names)
@@ -87,9 +87,9 @@ class Match:
         return projection.bias_part(name) if name in self.tensors else None
 
     def norm(self, spellings: tuple[str, ...], kind: str, heads: int = 1) -> tuple[Part, ...]:
-        """Return the gain (``weight``) or the ``bias`` of a norm; empty if there is none.
+        """Return the gain (``weight``) or the ``bias`` of a norm; empty if absent.
 
-        There is one part for each head if the spelling has ``{head}``.
+        If the spelling has ``{head}``, the result has one part for each head.
         """
         for spelling in spellings:
             count = heads if "{head}" in spelling else 1
@@ -106,11 +106,11 @@ class Match:
         return ()
 
     def named(self, spelling: str) -> str:
-        """Return the full name of a spelling's weight, whether or not the weight exists."""
+        """Return the full name of a spelling's weight, which may be absent."""
         return weight_name(self._filled(spelling)).replace("{head}", "0")
 
     def _filled(self, spelling: str) -> str:
-        """Return the full name; ``{last}`` is the highest number that a tensor has there."""
+        """Return the full name; ``{last}`` is the highest number among existing tensors."""
         before, placeholder, after = spelling.partition("{last}")
         if placeholder:
             pattern = rf"{re.escape(self.prefix + before)}([0-9]{{1,9}}){re.escape(after)}"
@@ -121,7 +121,7 @@ class Match:
 
 
 def find_layers(tensors: Tensors, rule: AttentionRule, keyless: int = 0) -> list[Match]:
-    """Return the layers whose tensors match the first spelling of a rule that matches at all.
+    """Return the layers of the first spelling of a rule that matches.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def find_layers(tensors: Tensors, rule: AttentionRule, keyless: int = 0) -> list
     rule
         The rule.
     keyless
-        Number of layers at the end that need no keys of their own.
+        Number of layers at the end that may lack keys.
 
     Raises
     ------
@@ -189,9 +189,9 @@ def _layers_of_spelling(
 
 
 def _require_key(tensors: Tensors, keys: Sequence[str]) -> None:
-    """Check that a layer has its key; if none has, the family file of the user misspells the name.
+    """Check that a layer has its key; if no layer has one, a family file may misspell the name.
 
-    ``keys`` are the names of all layers, as the family file spells them.
+    ``keys`` are the names of the keys of all layers, in the spelling of the family file.
     """
     if any(_stored(key, tensors) in tensors for key in keys):
         return
@@ -203,10 +203,10 @@ def _require_key(tensors: Tensors, keys: Sequence[str]) -> None:
 
 
 def require_whole_layers(tensors: Tensors, rules: Sequence[AttentionRule]) -> None:
-    """Check that every layer with a part of some attention has the queries of an attention.
+    """Check that every layer with a part of any attention also has queries.
 
-    For rules that only some layers have: a layer whose queries are lost would be left out in
-    silence.
+    Otherwise, if only some layers have attention, a layer with lost queries would be left out
+    silently.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _is_in_recurrence(stem: str, tensors: Tensors) -> bool:
 def _require_plain_weights(
     tensors: Tensors, prefix: str, spelling: str, indices: list[Index]
 ) -> None:
-    """Check that no layer stores its queries differently, such as quantized next to plain ones."""
+    """Check that no layer stores its queries in another format, such as quantized."""
     pattern = re.compile(rf"{re.escape(prefix)}{_numbered(spelling)}\.(?!bias$).+")
     for match in filter(None, map(pattern.fullmatch, tensors)):
         if tuple(map(int, match.groups())) not in indices:
@@ -261,7 +261,7 @@ def _require_plain_weights(
 
 
 def _require_shared(prefix: str, spelling: str, tensors: Tensors) -> None:
-    """Check that a prefix that a family file leaves out precedes all attention of the model."""
+    """Check that a prefix that a family file omits precedes all attention of the model."""
     if not prefix:
         return
     all_queries = [candidate.query for candidate in candidates(tensors)]
@@ -283,7 +283,7 @@ def prefixes(tensors: Tensors, rule: AttentionRule) -> dict[str, list[str]]:
 
 
 def _matching_names(tensors: Tensors, spelling: str, prefix: str | None) -> list[re.Match[str]]:
-    """Return matches of the weights of a spelling, under the given prefix or under any."""
+    """Return matches of the weights of a spelling, under the given prefix or any prefix."""
     start = r"(?:.+\.)?" if prefix is None else re.escape(prefix)
     for name in (weight_name(spelling), spelling):
         pattern = re.compile(rf"(?P<prefix>{start}){_numbered(name)}")
@@ -299,13 +299,13 @@ def _numbered(spelling: str) -> str:
 
 
 def _fill(spelling: str, index: Index) -> str:
-    """Return a spelling with its ``{layer}`` and further numbers filled in, in their order."""
+    """Return a spelling with its ``{layer}`` and further numbers filled in, in order."""
     spelling = spelling.replace("{previous}", str(index[0] - 1 if index else 0))
     numbers = iter(index)
     return re.sub(r"\{\w+\}", lambda _: str(next(numbers)), spelling)
 
 
 def _stored(stem: str, tensors: Tensors) -> str:
-    """Return the full name of a weight; of a bare parameter the stem itself."""
+    """Return the full name of a weight; for a bare parameter, the stem."""
     name = weight_name(stem)
     return stem if name not in tensors and stem in tensors else name

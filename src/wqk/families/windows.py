@@ -1,9 +1,9 @@
-"""Local attention: the keys near a query that a layer's queries may attend to.
+"""Local attention: the keys near a query that the query may attend to.
 
 A window is one of four kinds. A `Span` reaches a number of tokens back and ahead, a `ChunkWindow`
 is a part of the text, a `Rectangle` is a part of a picture, and the extent of a `LocalWindow` is
-unknown. Every kind answers `allows`, and prints itself as in the column ``window`` of a score
-table.
+unknown. Every kind has the method `allows`; its text is the value in the column ``window`` of a
+score table.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ WINDOWED_KINDS = "(?<!reference_)sliding|local|chunked"
 
 
 class Window:
-    """Local attention of a layer; see the four kinds in this module."""
+    """Local attention of a layer; this module has four kinds."""
 
     @property
     def is_known(self) -> bool:
-        """Return whether positions alone decide which keys the window contains."""
+        """Return whether positions determine the keys in the window."""
         return True
 
     def allows(self, query: Any, key: Any) -> Any:
         """Return whether a query may attend to a key, by their positions.
 
-        A causal mask is not part of the window. Of a window whose extent is unknown, or that is
-        part of a picture, every key is allowed.
+        A causal mask is not part of the window. A window of unknown extent, or in a picture, allows
+        every key.
 
         Parameters
         ----------
@@ -47,7 +47,7 @@ class Window:
 
         Returns
         -------
-        A truth value, or an array of them with the broadcast shape.
+        A truth value, or an array of truth values with the broadcast shape.
         """
         raise NotImplementedError
 
@@ -59,9 +59,9 @@ class Span(Window):
     Attributes
     ----------
     back, ahead
-        Numbers of tokens on either side; the query's own token is not counted.
+        Numbers of tokens on either side, without the query's own token.
     size
-        The window's size as the score table prints it. None if both sides are printed.
+        The window's size in the score table; None to print both sides.
 
     Examples
     --------
@@ -108,7 +108,7 @@ class ChunkWindow(Window):
 
 @dataclass(frozen=True)
 class Rectangle(Window):
-    """Keys in the same part of a picture; positions in a row of tokens do not determine it.
+    """Keys in the same part of a picture; positions in a row of tokens do not determine the part.
 
     Examples
     --------
@@ -120,7 +120,7 @@ class Rectangle(Window):
 
     @property
     def is_known(self) -> bool:
-        """Return False: which tokens are a part depends on the picture's shape."""
+        """Return False: the part depends on the picture's shape."""
         return False
 
     def allows(self, query: Any, key: Any) -> Any:
@@ -162,7 +162,7 @@ def window_of(
     Parameters
     ----------
     rule, config
-        Where sizes are found, and the model's configuration.
+        The rule with the keys of sizes, and the model's configuration.
     layer
         The layer's number.
     place
@@ -170,12 +170,12 @@ def window_of(
     causal
         Whether later tokens are masked.
     lifted
-        Whether the configuration lifts the mask of a decoder, whose window then has both sides.
+        Whether the configuration lifts the mask of a decoder; the window then has both sides.
 
     Raises
     ------
     CheckpointError
-        The configuration has a size that is no positive whole number.
+        The configuration has a size that is not a positive whole number.
 
     Examples
     --------
@@ -233,9 +233,9 @@ def _span(size: int, counts: str, causal: bool, lifted: bool) -> Span:
     size
         The configured size.
     counts
-        Tokens that the size counts, the rule's ``window_counts``: those on ``each side``; those on
-        both sides and ``itself``; or, if empty, those on both sides, or with a causal mask those
-        before the query with its own.
+        Tokens that the size counts, the rule's ``window_counts``: tokens on ``each side``; tokens
+        on both sides and the query ``itself``; or, if empty, tokens on both sides, with a causal
+        mask tokens before the query and the query itself.
     causal, lifted
         As in `window_of`.
 
