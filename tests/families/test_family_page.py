@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import wqk
+from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
 
@@ -76,6 +77,19 @@ def test_the_files_are_right_for_their_order_alone(
     verification = verified(roles, file, tmp_path)
     assert verification.verdict.lower() == verdict.lower()
     assert "query heads" not in verification.result
+
+
+def test_a_given_number_of_heads_counts_in_all_parts_of_a_fused_tensor(tmp_path: Path) -> None:
+    """A module without a configuration lacked the number that parts of a fused tensor name."""
+    path = tmp_path / "family.toml"
+    path.write_text(SECTIONS)
+    net = Net("kqvg")
+    net.config = SimpleNamespace(to_dict=lambda: {"n_layers": 2})
+    batch = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1))
+    opened = wqk.open(net, family=path, heads_per_layer=HEADS)
+    assert wqk.verify(opened, batch).verdict == "right"
+    with pytest.raises(CheckpointError, match="lacks n_heads"):
+        wqk.open(net, family=path)
 
 
 def test_another_number_of_heads_is_named(tmp_path: Path) -> None:

@@ -259,6 +259,15 @@ def test_harmless_changes_of_every_family_raise_no_alarm(name, changes, tmp_path
     assert alarms(*changes(name, tmp_path / "model")) == {}
 
 
+def test_a_weight_of_cross_attention_reads_the_norm_of_the_other_stack(tmp_path: Path) -> None:
+    """Its columns were rescaled with the norm before it in its layer, where such norms fold."""
+    save(NAMED["t5"], tmp_path)
+    original = open_checkpoint(tmp_path)
+    tensors, plans = read(tmp_path), wqk.open(original).plans
+    folded = StateDict(norms_folded(plans, tensors), dict(original.config), "norms folded")
+    assert alarms(original, {"norms folded": folded}) == {}
+
+
 def test_keys_are_repeated_and_planes_turned_in_a_family_that_has_both(tmp_path: Path) -> None:
     """The changes of the matrix are made in a family that permits them."""
     save(NAMED["mistral"], tmp_path)

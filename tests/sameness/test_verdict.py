@@ -132,6 +132,36 @@ def test_a_guess_decides_what_equal_rows_tell_and_no_more():
     assert answer.verdict is Verdict.NOT_DECIDED
 
 
+@pytest.mark.parametrize(
+    ("expected", "actual", "name"),
+    [
+        ({"rope_theta": 1e4}, {"rope_theta": 5e5}, "rope_parameters.rope_theta"),
+        (
+            {"rope_theta": 1e4},
+            {"rope_parameters": {"rope_theta": 5e5}},
+            "rope_parameters.rope_theta",
+        ),
+        ({"sliding_window": 4}, {"sliding_window": 8}, "sliding_window"),
+        ({"is_causal": True}, {"is_causal": False}, "is_causal"),
+    ],
+)
+def test_settings_that_a_guess_does_not_read_are_compared(
+    expected: dict[str, Any], actual: dict[str, Any], name: str
+) -> None:
+    """Two unlike settings were passed over, as if the guess read them."""
+    tensors = {
+        key.replace("self_attn", "mixer"): value for key, value in small.llama()._arrays.items()
+    }
+    sizes = {"num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
+    reference = StateDict(tensors, sizes | expected, "reference")
+    answer = wqk.same(reference, StateDict(tensors, sizes | actual, "candidate"))
+    assert answer.verdict is Verdict.DIFFERENT
+    assert f"1 setting differs ({name}: " in answer.sentence
+    (cause,) = answer.causes
+    assert not cause.repair  # a guess is never repaired
+    assert wqk.same(reference, StateDict(tensors, sizes | expected, "copy")).same
+
+
 def test_the_command_prints_the_third_verdict_everywhere(family: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     single = {name: value.astype(np.float32) for name, value in model()._arrays.items()}

@@ -74,11 +74,16 @@ def with_head_counts(
     for rule in family.attention:
         config = Config(checkpoint.config, rule.config, rule.defaults, rule.model_type)
         if rule.guess or config.in_file(*rule.heads) is None:
+            names = {"heads_per_layer": rule.heads, "key_heads": rule.key_heads}
+            # The rule's other settings, such as sections, use the numbers by the rule's names.
+            numbers_by_name = {
+                name: number for key, number in numbers.items() for name in (key, *names[key])
+            }
             rule = replace(
                 rule,
                 heads=("heads_per_layer", *rule.heads),
                 key_heads=("key_heads", *rule.key_heads),
-                defaults=rule.defaults | numbers,
+                defaults=rule.defaults | numbers_by_name,
             )
         rules.append(rule)
     if rules == list(family.attention):

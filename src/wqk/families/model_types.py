@@ -39,6 +39,8 @@ READ = frozenset(
         "windowed_kind",
     }
 )
+# Of these keys, those that a guess does not read.
+POSITIONS_AND_WINDOWS = READ - {"head_dim"}
 
 
 @cache
@@ -198,11 +200,20 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def unread_settings(
-    config: Mapping[str, Any], rules: Iterable[object]
+    config: Mapping[str, Any], rules: Iterable[object], *, guessed: bool = False
 ) -> dict[tuple[str, ...], Any]:
     """Return the settings that a model may use and that no rule reads, by their keys.
 
     Keys of a model in memory may be numbers, as in ``pruned_heads``.
+
+    Parameters
+    ----------
+    config
+        The configuration of a model.
+    rules
+        The rules of the model's attention.
+    guessed
+        Whether the rules are a guess, which reads neither positions nor windows.
 
     Examples
     --------
@@ -211,8 +222,14 @@ def unread_settings(
     >>> config = {"pruned_heads": {0: [1]}, "num_experts_per_token": 2, "bos_token_id": 1}
     >>> unread_settings(config, [])
     {('num_experts_per_token',): 2, ('pruned_heads', '0'): [1]}
+    >>> unread_settings({"rope_theta": 1e4, "head_dim": 64}, [], guessed=True)
+    {('rope_theta',): 10000.0}
     """
     read = keys_of(*rules).union(unread_keys(config.get("model_type")))
+    rotations = ROTATIONS
+    if guessed:
+        read -= POSITIONS_AND_WINDOWS
+        rotations = set()
     settings: dict[tuple[str, ...], Any] = {}
     # Values to be visited: their keys, and the model type of the configuration that holds them.
     queue: list[tuple[tuple[str, ...], Any, object]] = [((), config, None)]
@@ -227,7 +244,7 @@ def unread_settings(
                 if idle_reason(key) is None or name in computed:
                     queue.append(((*path, key), entry, types.get(key, model_type)))
             continue
-        is_read = bool(ROTATIONS.intersection(path)) or path[-1] in read
+        is_read = bool(rotations.intersection(path)) or path[-1] in read
         if not is_read or ALSO_UNREAD.search(path[-1]):
             settings[path] = value
     return settings

@@ -22,7 +22,7 @@ from wqk.checkpoints.checkpoint import View
 from wqk.families.naming import without_numbers
 from wqk.model import Model
 from wqk.model import open as open_model
-from wqk.sameness.circuits import form_parts
+from wqk.sameness.circuits import CIRCUITS, form_parts, sides_of
 from wqk.sameness.comparisons import Cause
 from wqk.sameness.edits import Take
 from wqk.sameness.matching import same_numbers
@@ -110,9 +110,11 @@ def _folds(models: Sequence[Model], names: Mapping[str, str]) -> Iterator[Fold]:
     reference, candidate = (model.checkpoint for model in models)
     offsets = _offsets(models[0])
     readers_by_layer = _readers_by_layer(models[0])
+    gains_by_weight = _gains_by_weight(models[0])
     for gain in reference.tensors():
         offset = offsets.get(without_numbers(gain))
-        readers = readers_by_layer.get(layer_prefix(gain), [])
+        weights_of_layer = readers_by_layer.get(layer_prefix(gain), [])
+        readers = [name for name in weights_of_layer if gain in gains_by_weight.get(name, {gain})]
         if offset is None or gain not in names or not readers:
             continue
         (expected,) = reference.read([Part(gain)])
@@ -162,6 +164,23 @@ def _offsets(model: Model) -> dict[str, float]:
         if norm is not None and norm.gain and not norm.bias:
             offsets[without_numbers(norm.gain[0].name)] = norm.offset
     return offsets
+
+
+def _gains_by_weight(model: Model) -> dict[str, set[str]]:
+    """Return the gains of the norms that each weight of a form reads, by name.
+
+    Weights of cross-attention read the norm of the other stack.
+    """
+    gains: dict[str, set[str]] = {}
+    for plan in model.plans:
+        for circuit in CIRCUITS:
+            for side in sides_of(plan, circuit):
+                norm = side.input_norm
+                if norm is None or not norm.gain:
+                    continue
+                for part in side.projection.roles.values():
+                    gains.setdefault(part.name, set()).add(norm.gain[0].name)
+    return gains
 
 
 def _readers_by_layer(model: Model) -> dict[str, list[str]]:

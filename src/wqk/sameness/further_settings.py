@@ -17,6 +17,7 @@ from wqk.errors import CheckpointError
 from wqk.families import Composed
 from wqk.families.config import Config
 from wqk.families.model_types import (
+    POSITIONS_AND_WINDOWS,
     default_values,
     part_types,
     unread_defaults,
@@ -26,6 +27,7 @@ from wqk.families.naming import embedding_table
 from wqk.model import Model
 from wqk.sameness.all_tensors import copy_of
 from wqk.sameness.mismatches import Mismatch, setting
+from wqk.sameness.positions import OF_ROTATION, settle_rotary_base
 from wqk.sameness.repairs import Setting
 from wqk.sameness.tensor_roles import ATTENDING, MIXERS
 from wqk.sameness.tolerances import SAME_FREQUENCY
@@ -51,6 +53,7 @@ def further_settings(models: Sequence[Model], everything: bool = True) -> Iterat
     """Yield the settings that both configurations contain, that differ, and that no plan reads.
 
     With ``everything``, settings of tied embeddings are compared by the resulting output heads.
+    Settings of a guessed family have no repair.
     """
     reference, candidate = _unread_settings(models)
     for path in sorted(reference.keys() & candidate.keys()):
@@ -61,6 +64,8 @@ def further_settings(models: Sequence[Model], everything: bool = True) -> Iterat
         unties = path[-1] == TIED and expected is not True
         if unties and not _stores_output_head(models[1]):
             steps = []  # without a stored head, the setting would leave it random
+        if _is_guessed(models):
+            steps = []
         yield setting(".".join(path), expected, actual, steps)
     if everything:
         yield from _ties_in_one(models, reference, candidate)
@@ -114,15 +119,28 @@ def of_attention(name: str, models: Sequence[Model]) -> bool:
     ``name`` is the path of the setting, joined by dots.
     """
     path, _, key = name.rpartition(".")
-    if OF_ATTENTION.search(name):
+    if OF_ATTENTION.search(name) or OF_ROTATION.search(name) or key in POSITIONS_AND_WINDOWS:
         return True
     return any(key in Config(model.checkpoint.config, path).switched for model in models)
 
 
 def _unread_settings(models: Sequence[Model]) -> list[dict[SettingPath, Any]]:
-    """Return the settings of each configuration that no plan of either model reads."""
+    """Return the settings of each configuration that no plan of either model reads.
+
+    A guessed plan reads neither positions nor windows.
+    """
     rules = {repr(plan.rule) for model in models for plan in model.plans}
-    return [unread_settings(model.checkpoint.config, rules) for model in models]
+    guessed = _is_guessed(models)
+    configs = [model.checkpoint.config for model in models]
+    settings = [unread_settings(config, rules, guessed=guessed) for config in configs]
+    for settings_of_model in settings:
+        settle_rotary_base(settings_of_model)
+    return settings
+
+
+def _is_guessed(models: Sequence[Model]) -> bool:
+    """Return whether the family of a model was guessed."""
+    return any(plan.rule.guess for model in models for plan in model.plans)
 
 
 def _are_equal(

@@ -82,10 +82,15 @@ def _rotary_settings(model: Model, section: str) -> dict[tuple[str, ...], Any]:
             unvisited += [((*path, str(key)), entry) for key, entry in value.items()]
         elif any(map(OF_ROTATION.search, path)) and value not in UNSCALED:
             settings[path] = value
-    base = settings.pop(("rope_theta",), None)
-    if base is not None:  # the older spelling of the same setting
-        settings.setdefault(("rope_parameters", "rope_theta"), base)
+    settle_rotary_base(settings)
     return settings
+
+
+def settle_rotary_base(settings: dict[tuple[str, ...], Any]) -> None:
+    """Move the base of rotary positions from its older path to its present path, in place."""
+    base = settings.pop(("rope_theta",), None)
+    if base is not None:
+        settings.setdefault(("rope_parameters", "rope_theta"), base)
 
 
 def undecided_positions(pair: PlanPair, forms: tuple[Scoring, Scoring] | None) -> str:
