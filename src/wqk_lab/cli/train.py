@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from wqk._console import counted
+from wqk._machine import usable_cores
 from wqk.cli.options import COUNT, FOLDER_PATH, PATH
-from wqk_lab.training.declared import documented, options_of, threads
+from wqk_lab.training.declared import documented, options_of, threads, use_threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 if TYPE_CHECKING:
@@ -76,7 +79,8 @@ def train(
 
     Unset options come from the preset. Defaults are shown for each preset's own size; in fast, the
     learning rate and the initial weights depend on the width, intervals and warmup on the
-    steps. --resume continues an interrupted run; any options must equal its original ones.
+    steps. --resume continues an interrupted run; any options must equal its original ones, and
+    without --threads it takes the run's own number of threads, if the machine has as many.
     --from starts from the weights of a finished run; --objective alone brings its own attention
     (masked: full; causal: to earlier tokens), and with --mode both can be combined freely. For
     several GPUs or processes: torchrun --nproc-per-node N -m wqk lab train.
@@ -131,7 +135,9 @@ def train(
     if config:
         overrides["config"] = read_configuration(config)
     if resume:
-        before = Recipe.from_json(open_run(out).recipe)
+        begun_run = open_run(out)
+        _take_threads_of(begun_run)
+        before = Recipe.from_json(begun_run.recipe)
         named: dict[str, Any] = {"preset": preset} if preset else {}
         recipe = replace(before, **(named | SIZES.get(size or "", {}) | overrides))
     elif parent is not None:
@@ -140,7 +146,8 @@ def train(
     else:
         recipe = make_recipe(preset or "fast", size=size, **overrides)
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
-    with _progress(recipe) if is_first else nullcontext() as on_progress:
+    stopwatch = _Stopwatch()
+    with _progress(recipe, stopwatch) if is_first else nullcontext() as on_progress:
         try:
             run = train_model(
                 recipe,
@@ -159,11 +166,40 @@ def train(
             )
             raise KeyboardInterrupt(next_step) from None
     if is_first:
-        _print_outcome(run)
+        _print_outcome(run, stopwatch)
+
+
+def _take_threads_of(run: Run) -> None:
+    """Use the number of threads that a run was begun with, so that its sums keep their order.
+
+    The number is left as it is if --threads was given, or if there are fewer processors.
+    """
+    source = click.get_current_context().get_parameter_source("threads")
+    if source is not ParameterSource.DEFAULT:
+        return
+    environment = run.settings.get("environment")
+    number = environment.get("threads") if isinstance(environment, dict) else None
+    if type(number) is int and 0 < number <= usable_cores():
+        use_threads(number, "training")
+
+
+class _Stopwatch:
+    """Time since the beginning of a command, and whether the command has trained."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self.has_trained = False
+
+    @property
+    def elapsed(self) -> timedelta:
+        """Time since the beginning, in whole seconds."""
+        return timedelta(seconds=round(time.perf_counter() - self._started))
 
 
 @contextmanager
-def _progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
+def _progress(
+    recipe: Recipe, stopwatch: _Stopwatch
+) -> Iterator[Callable[[TrainingProgress], None]]:
     """Yield the recipe, then a bar on a terminal, or a line for each held-out loss in a pipe.
 
     The recipe is shown once training has begun, so that a mistake is one line.
@@ -175,13 +211,11 @@ def _progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
         return {"total": done.steps, "completed": done.steps_done, "text": text}
 
     with display.bar("train", changes) as update:
-        begun = False
 
         def show(done: TrainingProgress) -> None:
-            nonlocal begun
-            if not begun:
+            if not stopwatch.has_trained:
                 display.say(summary(recipe))
-                begun = True
+                stopwatch.has_trained = True
             if update:
                 update(done)
             elif done.held_out_is_new:
@@ -240,8 +274,8 @@ def state(done: TrainingProgress) -> str:
     return ", ".join(losses_shown)
 
 
-def _print_outcome(run: Run) -> None:
-    """Print the outcome of a run, and the next step."""
+def _print_outcome(run: Run, stopwatch: _Stopwatch) -> None:
+    """Print the outcome of a run, the time of the command if it has trained, and the next step."""
     import polars as pl
 
     from wqk.cli import display
@@ -250,8 +284,13 @@ def _print_outcome(run: Run) -> None:
     last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
     took = timedelta(seconds=round(last["seconds"]))
     outcome = (
-        f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took}; "
-        f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
+        f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took} of "
+        f"training; held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
+    )
+    duration = (
+        f"the command took {stopwatch.elapsed}, with held-out losses and checkpoints"
+        if stopwatch.has_trained
+        else "no step was left"
     )
     then = f"next: wqk scan {run.folder}, or wqk lab figure updates {run.folder}"
-    display.output().print(outcome, then, sep="\n", soft_wrap=True)
+    display.output().print(outcome, duration, then, sep="\n", soft_wrap=True)

@@ -105,11 +105,18 @@ def options_of(
     return decorate
 
 
-def _use_threads(context: click.Context, option: click.Parameter, number: int | None) -> None:
+def use_threads(number: int, source: str = "--threads") -> None:
+    """Set the number of threads of PyTorch; ``source`` is named if PyTorch is not installed."""
+    with required_by(source):
+        import torch
+    torch.set_num_threads(number)
+
+
+def _use_chosen_threads(
+    context: click.Context, option: click.Parameter, number: int | None
+) -> None:
     if number:
-        with required_by("--threads"):
-            import torch
-        torch.set_num_threads(number)
+        use_threads(number)
 
 
 threads = click.option(
@@ -117,7 +124,7 @@ threads = click.option(
     type=COUNT,
     metavar="N",
     expose_value=False,
-    callback=_use_threads,
+    callback=_use_chosen_threads,
     help="Number of CPU threads.",
 )
 

@@ -151,12 +151,15 @@ def train(
             settings = _settings(recipe, store, model, start, accelerator)
             parent_settings = {} if before is None else {"parent": before.settings()}
             create_run(folder, {**settings, **parent_settings})
-        elif first:
-            begun_in = open_run(folder).settings.get("environment", {})
-            _tell_changes(folder, begun_in, _environment(recipe, accelerator))
         saved = checkpoints_in(folder) if resume else []
         complete = [(step, path) for step, path in saved if step and (path / OPTIMIZER).is_file()]
         checkpoint = complete[-1] if complete else None
+        is_finished = checkpoint is not None and checkpoint[0] >= min(
+            stop or recipe.steps, recipe.steps
+        )
+        if first and resume and not is_finished:
+            begun_in = open_run(folder).settings.get("environment", {})
+            _tell_changes(folder, begun_in, _environment(recipe, accelerator))
         seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
         if report_to:
             name = folder.resolve().name
@@ -333,7 +336,7 @@ def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
         return
     advice = ""
     if "threads" in before and now["threads"] != before["threads"]:
-        advice = f"; --threads {before['threads']} has its own number"
+        advice = f"; --threads {before['threads']} is the run's own number"
     LOG.warning(
         "%s: resumed with %s; its numbers can differ in their last digits from those of a run "
         "that was never interrupted%s",

@@ -73,4 +73,4 @@ def test_a_run_records_what_chooses_its_kernels_and_says_what_has_changed(
         "a Xeon, threads 1 instead of 3; its numbers can"
     )
     assert f"{tmp_path}: resumed with {differences}" in caplog.text
-    assert "was never interrupted; --threads 3 has its own number" in caplog.text
+    assert "was never interrupted; --threads 3 is the run's own number" in caplog.text

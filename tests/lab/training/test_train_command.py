@@ -16,7 +16,7 @@ from tests.lab.training.making import flags
 
 from wqk._console import counted
 from wqk._files import append_lines
-from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk.tables.run import METRICS, SETTINGS, Run, create_run, open_run
 from wqk_lab.cli.train import summary
 from wqk_lab.training.conversion import continued
 from wqk_lab.training.corpus import TokenStore
@@ -163,6 +163,46 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
     assert "differs in width: 16 → 32; seed: 1 → 3" in refused.stderr
 
 
+def test_a_resumed_run_takes_its_own_threads_and_a_finished_one_warns_of_nothing(
+    where: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tmp_path / "run"
+    wqk_train(*flags(**SMALL), *where, "--stop", "2", "--threads", "1")
+    settings = json.loads((folder / SETTINGS).read_text())
+
+    def begun_with(threads: int) -> None:
+        environment = settings["environment"] | {"threads": threads}
+        (folder / SETTINGS).write_text(json.dumps(settings | {"environment": environment}))
+
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1] if chosen else 1)
+    monkeypatch.setattr("wqk_lab.cli.train.usable_cores", lambda: 4)
+    begun_with(3)
+    resume = ["--resume", "-o", str(folder)]
+    partial_run = wqk_train(*resume, "--stop", "3")
+    assert chosen == [3]
+    assert "float32 on 3 threads" in partial_run.stderr
+    assert "resumed with" not in caplog.text
+    chosen.clear()
+    begun_with(5)  # more than there are
+    finished = wqk_train(*resume)
+    assert chosen == []
+    assert "threads 1 instead of 5" in caplog.text
+    assert "--threads 5 is the run's own number" in caplog.text
+    assert "the command took" in finished.stdout
+    caplog.clear()
+    again = wqk_train(*resume)
+    assert "resumed with" not in caplog.text
+    assert "no step was left" in again.stdout
+    begun_with(3)
+    wqk_train(*resume, "--threads", "2")
+    assert chosen == [2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -234,7 +274,8 @@ def test_a_run_is_a_line_for_each_held_out_loss_and_an_outcome(where, tmp_path, 
     ]
     folder = tmp_path / "run"
     assert done.stdout.splitlines() == [
-        f"{folder}: 7 steps, 8,192 tokens in 0:01:15; held-out loss 3.500 → 2.625 nats",
+        f"{folder}: 7 steps, 8,192 tokens in 0:01:15 of training; held-out loss 3.500 → 2.625 nats",
+        "the command took 0:00:00, with held-out losses and checkpoints",
         f"next: wqk scan {folder}, or wqk lab figure updates {folder}",
     ]
 
