@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import small
+from tests.command import ENCODER, refuse
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -330,3 +331,21 @@ def test_tokens_of_an_output_value_circuit_have_names_of_their_own() -> None:
     scores = match_tokens(two_layers(), 1, 1, top=2)
     assert "attended" not in scores.to_dict()["largest"][0]
     assert "attended" not in scores.frame.columns
+
+
+def test_a_checkpoint_of_attention_alone_has_no_embeddings() -> None:
+    contents = "got one with queries, keys and values only"
+    with pytest.raises(CheckpointError, match=f"no token embeddings; .*{contents}$"):
+        match_tokens(small.llama(sides="qkv", biases="qkv"), 0, 1, fold_norm=True)
+    line = refuse("tokens", ENCODER, "--layer", 0, "--head", 1, "--fold-norm")
+    assert "queries and keys only; the demo model with all weights is demo:induction" in line
+
+
+def test_without_a_norm_the_message_names_the_argument_or_the_option(tmp_path: Path) -> None:
+    checkpoint = small.llama(layers=1)
+    embeddings = {"model.embed_tokens.weight": np.ones((VOCABULARY, 24))}
+    folder = small.save(tmp_path / "normless", checkpoint._arrays | embeddings, checkpoint.config)
+    with pytest.raises(CheckpointError, match=r"no known norm .*; leave out fold_norm=True$"):
+        match_tokens(folder, 0, 1, fold_norm=True)
+    line = refuse("tokens", folder, "--layer", 0, "--head", 1, "--fold-norm")
+    assert line.endswith("no known norm feeds layer 0; leave out --fold-norm")

@@ -77,7 +77,12 @@ def _split_at_layer(name: str) -> tuple[str, int] | None:
     return f"{name[: match.start()]}{{layer}}{name[match.end() :]}", int(match[0])
 
 
-def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None) -> str:
+def embedding_table(
+    checkpoint: Checkpoint,
+    width: int,
+    name: str | None = None,
+    contents: str = "",
+) -> str:
     """Return the name of the tensor (V, ``width``) with an embedding for each token.
 
     Parameters
@@ -88,6 +93,8 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
         Width of the embeddings.
     name
         The tensor; by default, found by names and shapes.
+    contents
+        Contents of a checkpoint that has attention only, in words.
 
     Raises
     ------
@@ -110,6 +117,11 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
             tables.append(tensor)
     # A table that encoder and decoder share is stored under several names.
     tables = [table for table in tables if table.endswith("shared.weight")] or tables
+    if not tables and contents:
+        raise CheckpointError(
+            f"{checkpoint.name}: no token embeddings; expected a checkpoint with all weights, got "
+            f"one with {contents} only{demo_advice(checkpoint.name)}"
+        )
     if len(tables) != 1:
         reason, condition = "none was recognized", "if the checkpoint has one, "
         if tables:

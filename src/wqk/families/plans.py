@@ -5,7 +5,7 @@ A plan is made only from names, shapes and the configuration (`wqk.families.plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -318,3 +318,29 @@ class AttentionPlan:
             yield Assumption(Aspect.GAINS, gains, reason)
         if self.query.input_norm is None:
             yield Assumption(Aspect.INPUT_NORM, None, NAMES_ONLY)
+
+
+def contents_of_attention(plans: Sequence[AttentionPlan], tensors: Iterable[str]) -> str:
+    """Return the roles of a checkpoint's tensors in words; empty if some are not attention's.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> for name in ("encoder", "induction"):
+    ...     model = wqk.open(wqk.demo_model(name))
+    ...     contents_of_attention(model.plans, model.checkpoint.tensors())
+    'queries and keys'
+    ''
+    """
+    roles = {"query": "queries", "key": "keys", "value": "values", "output": "outputs"}
+    unread = set(tensors)
+    contents = []
+    for role, plural in roles.items():
+        sides = [getattr(plan, role) for plan in plans]
+        parts = [part for side in sides if side is not None for part in side.parts]
+        if parts:
+            contents.append(plural)
+        unread -= {part.name for part in parts}
+    if unread or not contents:
+        return ""
+    return f"{', '.join(contents[:-1])} and {contents[-1]}"

@@ -33,6 +33,7 @@ from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError, HubError, called_as, first_line
 from wqk.families import AttentionPlan
 from wqk.families.naming import embedding_table
+from wqk.families.plans import contents_of_attention
 from wqk.forms import BilinearForm
 from wqk.inspecting.directions import Direction, TokenDirections, direction_ends
 from wqk.model import open as open_model
@@ -278,7 +279,7 @@ def match_tokens(
     checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
     plan = block.plan
     form = _head(block, head, circuit, fold_norm, distance)
-    reading = plan
+    reading, earlier = plan, None
     if through is not None:
         earlier = model.block(through[0], stack=stack)
         reading = earlier.plan
@@ -289,7 +290,12 @@ def match_tokens(
             )
         earlier_form = _head(earlier, through[1], "ov", fold_norm)
         form = form @ earlier_form.T if circuit == "qk" else earlier_form @ form
-    table = embedding_table(checkpoint, form.widths[0] - 1, embeddings)
+    contents = contents_of_attention(model.plans, checkpoint.tensors())
+    table = embedding_table(checkpoint, form.widths[0] - 1, embeddings, contents)
+    if fold_norm:
+        _require_norm(block, circuit)
+        if earlier is not None:
+            _require_norm(earlier, "ov")
     unembeddings = None
     # Of a virtual head, the earlier head reads the embeddings of the attended token.
     first_plan, second_plan = (plan, reading) if circuit == "qk" else (reading, None)
@@ -415,19 +421,25 @@ def _directions(
     )
 
 
+def _require_norm(block: Block, circuit: Literal["qk", "ov"]) -> None:
+    """Raise `CheckpointError` if no known norm feeds a block."""
+    if lacks_norm(block.plan, Coordinates(circuit, fold_norm=True)):
+        raise CheckpointError(
+            f"{block.checkpoint.name}: no known norm feeds layer {block.plan.layer}; leave out "
+            "fold_norm=True"
+        )
+
+
 def _head(
     block: Block, head: int, circuit: Literal["qk", "ov"], fold_norm: bool, distance: int = 0
 ) -> BilinearForm:
     """One head's form of [x, 1], scaled and with biases.
 
-    Raises `CheckpointError` if there is no such head, or no norm that could be folded in.
+    Without a known norm, no norm is folded in; see `_require_norm`. Raises `CheckpointError` if
+    there is no such head.
     """
     plan, name = block.plan, block.checkpoint.name
     coordinates = Coordinates(circuit, fold_norm, bias=True, distances=(distance,))
-    if lacks_norm(plan, coordinates):
-        raise CheckpointError(
-            f"{name}: no known norm feeds layer {plan.layer}; leave out fold_norm"
-        )
     ((_, form),) = block.forms(coordinates, every_bias=True)
     heads = form.stack[0] * form.stack[1]
     if not 0 <= head < heads:
