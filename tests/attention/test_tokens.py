@@ -349,3 +349,23 @@ def test_without_a_norm_the_message_names_the_argument_or_the_option(tmp_path: P
         match_tokens(folder, 0, 1, fold_norm=True)
     line = refuse("tokens", folder, "--layer", 0, "--head", 1, "--fold-norm")
     assert line.endswith("no known norm feeds layer 0; leave out --fold-norm")
+
+
+@pytest.mark.parametrize(
+    ("query", "suggestion"),
+    [
+        ("goodish-re", "a token in the word: 'good', '##ish', '-', 're'?"),
+        ("Good", "; did you mean 'good'?"),
+        ("goods", "; did you mean 'good'?"),
+        ("zzz", "from 0 to 39"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_tokens_near_it(
+    query: str, suggestion: str, tmp_path: Path
+) -> None:
+    checkpoint = model()
+    folder = small.save(tmp_path / "named", checkpoint._arrays, checkpoint.config)
+    (folder / "vocab.txt").write_text("\n".join(["good", "##ish", "##-", "-", "##re", "re"]))
+    with pytest.raises(CheckpointError, match="the name of a single token, or its number") as error:
+        match_tokens(folder, 0, 1, query=query)
+    assert str(error.value).endswith(suggestion)

@@ -16,8 +16,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
@@ -53,6 +54,8 @@ EMBEDDING_ROWS = 8192
 
 # Marks of tokenizers for a space before a word.
 WORD_MARKERS = ("Ġ", "▁")
+# Mark of WordPiece tokens that continue a word.
+CONTINUATION = "##"
 
 # Reason why tokens have numbers instead of names.
 UNNAMED = "Tokens have no names: there is no tokenizer.json or vocab.txt next to the model."
@@ -383,8 +386,68 @@ def _chosen_tokens(
                 return np.array([number_by_name[marker + token]])
     if str(token).isdecimal() and int(token) < count:
         return np.array([int(token)])
-    way = "the name of a token, or its number" if names else "the number of a token"
-    raise CheckpointError(f"no token {token!r}; expected {way}, from 0 to {count - 1}")
+    way = "the name of a single token, or its number" if names else "the number of a token"
+    near = _near_tokens(str(token), names)
+    raise CheckpointError(f"no token {token!r}; expected {way}, from 0 to {count - 1}{near}")
+
+
+def _near_tokens(word: str, names: Mapping[int, str]) -> str:
+    """Return the end of a message on an unknown token: a similar token, and those in the word.
+
+    Examples
+    --------
+    >>> names = dict(enumerate(["good", "goods", "##ish", "-", "Ġcat"]))
+    >>> _near_tokens("goodish-cat", names)
+    "; did you mean 'goods', or a token in the word: 'good', '##ish', '-', 'cat'?"
+    >>> _near_tokens("Cat", names), _near_tokens("bad", names)
+    ("; did you mean 'cat'?", '')
+    """
+    plain_names = {name.lstrip("".join(WORD_MARKERS)) for name in names.values()}
+    if word.lower() in plain_names:
+        return f"; did you mean {word.lower()!r}?"
+    similar = get_close_matches(word, plain_names, 1)
+    suggestions = [repr(name) for name in similar]
+    pieces = _pieces(word, plain_names)
+    if pieces:
+        suggestions.append(f"a token in the word: {', '.join(map(repr, pieces))}")
+    return f"; did you mean {', or '.join(suggestions)}?" if suggestions else ""
+
+
+def _pieces(word: str, names: Collection[str]) -> list[str]:
+    """Split a word into tokens, the longest first; empty if it cannot be split.
+
+    Tokenizers with merges may split the word otherwise.
+
+    Examples
+    --------
+    >>> names = ["good", "##ish", "is", "h"]
+    >>> _pieces("goodish", names), _pieces("goodish", ["good", "is", "h"]), _pieces("bad", names)
+    (['good', '##ish'], ['good', 'is', 'h'], [])
+    """
+    pieces = []
+    start = 0
+    while start < len(word):
+        # WordPiece takes a punctuation mark for a word of its own.
+        is_within_word = start > 0 and word[start - 1 : start + 1].isalnum()
+        end, piece = _longest_piece(word, start, names, is_within_word)
+        if not piece:
+            return []
+        pieces.append(piece)
+        start = end
+    return pieces
+
+
+def _longest_piece(
+    word: str, start: int, names: Collection[str], is_within_word: bool
+) -> tuple[int, str]:
+    """Return the end and the name of the longest token at a place of a word; "" without a token."""
+    for end in range(len(word), start, -1):
+        text = word[start:end]
+        if is_within_word and CONTINUATION + text in names:
+            return end, CONTINUATION + text
+        if text in names:
+            return end, text
+    return start, ""
 
 
 class _TokenSide(NamedTuple):
