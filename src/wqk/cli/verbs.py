@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import display_name
 from wqk.cli.main import LABORATORY, Boundary
 from wqk.cli.options import (
     FILE,
@@ -122,6 +121,7 @@ diff = Verb(
 
 def _with_matches(result: Kinship, matches: bool) -> list[Any]:
     """Return the result, and on request the layers and heads that match."""
+    from wqk._console import display_name
     from wqk.kinship.kin import layer_table
 
     if not (matches and result.related):
