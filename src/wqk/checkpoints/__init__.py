@@ -48,7 +48,7 @@ def open_checkpoint(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
 ) -> Checkpoint:
-    """Open a checkpoint without reading any of its weights.
+    """Open a checkpoint without reading its weights.
 
     Parameters
     ----------
@@ -61,19 +61,19 @@ def open_checkpoint(
     revision
         Revision of a Hub repository; no other checkpoint has revisions.
     token, cache_dir, local_files_only
-        As everywhere on the hub; a checkpoint on disk does not need them.
+        Options of the Hub, with their usual meaning; not needed for a checkpoint on disk.
     subfolder
         The folder of the repository, or of ``ref``, that contains the model.
     base
-        Base model of a LoRA adapter, a path or a Hub id, in place of the one that the adapter
+        Base model of a LoRA adapter, a path or a Hub id, instead of the base that the adapter
         names.
 
     Raises
     ------
     CheckpointError
-        There is no such checkpoint, or its weights cannot be scored.
+        The checkpoint does not exist, or its weights cannot be scored.
     HubError
-        The hub, or another server, does not provide it.
+        The Hub or another server does not provide the checkpoint.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def _open(
 
 
 def _open_on_disk(folder: Path, base: str | None, access: HubAccess) -> Checkpoint:
-    """Open a folder or a file on disk; an adapter in a folder on its base model."""
+    """Open a folder or a file on disk; open an adapter in a folder on its base model."""
     adapter = read_adapter(local_folder(folder)) if exists(folder / CONFIG) else None
     if adapter is None:
         return open_local(folder)
@@ -166,7 +166,7 @@ def _open_on_disk(folder: Path, base: str | None, access: HubAccess) -> Checkpoi
 def steps_of(ref: str) -> list[str]:
     """Return the folders of a training run that are named after steps, in order, or just ``ref``.
 
-    A folder with its own weights is a checkpoint, whatever else it contains.
+    A folder with weights is always a checkpoint.
     """
     can_be_listed = is_bucket(ref) or exists(Path(ref))
     is_file = PurePosixPath(ref).suffix in ENDINGS
@@ -177,7 +177,7 @@ def steps_of(ref: str) -> list[str]:
 
 
 def step_folders(run: str) -> list[str]:
-    """Return the folders of a run, here or in a bucket, that are named after steps, in order."""
+    """Return the folders of a local or remote run that are named after steps, in order."""
     if is_bucket(run):
         folders = step_names(run, _is_step)
     else:
@@ -190,19 +190,19 @@ def step_folders(run: str) -> list[str]:
 
 
 def _is_step(name: str) -> bool:
-    """Return whether a folder's name is that of a step."""
+    """Return whether a folder is named after a step."""
     step = step_in(name)
     is_named = any(fnmatchcase(name, pattern) for pattern in STEP_FOLDERS)
     return step is not None and is_named and name.endswith(str(step))
 
 
 def holds_weights(folder: str) -> bool:
-    """Return whether a folder, here or in a bucket, holds weights that can be opened."""
+    """Return whether a local or remote folder contains weights that can be opened."""
     return bucket_has_weights(folder) if is_bucket(folder) else has_weights(Path(folder))
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path is a file or a folder of weights, or no path but a Hub id.
+    """Return whether a path is a file or a folder of weights, or a Hub id instead of a path.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _refuse_revision(revision: str | None, name: str) -> None:
-    """Raise `CheckpointError` for a revision of a checkpoint that is no repository of the Hub."""
+    """Raise `CheckpointError`: only repositories of the Hub have revisions."""
     if revision:
         raise CheckpointError(
             f"{redacted(name)}: only Hub repositories have revisions, got {revision!r}; "

@@ -1,9 +1,8 @@
-"""LoRA adapters on their base model: W + s B A, computed row by row on reading, never stored.
+"""LoRA adapters on their base model: W + s B A, computed by rows on reading, and never stored.
 
 A maps the input to r dimensions (r: the adapter's rank), B maps them to the output, s scales them.
-Queries and keys have factors of their own, so that the form is exactly
-(W_q + s B_q A_q)ᵀ (W_k + s B_k A_k): Hu et al., "LoRA: Low-Rank Adaptation of Large Language
-Models", equation 3.
+Queries and keys have separate factors. Therefore the form is exactly (W_q + s B_q A_q)ᵀ (W_k + s
+B_k A_k): Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", equation 3.
 
 DoRA gives each output a magnitude m: m · (W + s B A) / ‖W + s B A‖, with the norm over the inputs:
 Liu et al., "DoRA: Weight-Decomposed Low-Rank Adaptation", equation 5.
@@ -57,11 +56,11 @@ def module_of(tensor: str) -> str:
 
 
 class BaseNames:
-    """The base model's tensors, by the names that PEFT has for them.
+    """The base model's tensors, by their names in PEFT.
 
-    PEFT adapts the model in memory, and its adapter's keys are exactly the names of modules there.
-    A file may lack, or have in addition, the one word that a model with a head puts before the
-    names of its base model.
+    PEFT adapts the model in memory, and the keys of an adapter are the names of modules in memory.
+    A model with a head adds one word before the names of its base model; in a file, this word may
+    be missing or additional.
     """
 
     def __init__(self, tensors: Collection[str], model_type: object) -> None:
@@ -69,7 +68,7 @@ class BaseNames:
         self._model_type = str(model_type or "").replace("-", "_")
 
     def own(self, name: str) -> str | None:
-        """Return the base model's name for a tensor; None if PEFT has no module of that name."""
+        """Return the base model's name for a tensor; None if the base model lacks the tensor."""
         if name in self.tensors:
             return name
         first, _, without_prefix = name.partition(".")
@@ -87,7 +86,7 @@ class BaseNames:
 
     @cached_property
     def _prefixes(self) -> list[str]:
-        """The first words of the base model's names that a model with a head adds."""
+        """The first words that a model with a head adds to the base model's names."""
         first_words = dict.fromkeys(name.partition(".")[0] for name in self.tensors)
         return [word for word in first_words if self._is_prefix(word)]
 
@@ -141,7 +140,7 @@ STORED_IN_OUT = {"decision_transformer", "gpt-sw3", "gpt2", "imagegpt", "openai-
 
 
 class Adapter(NamedTuple):
-    """A LoRA adapter: its configuration and its tensors."""
+    """Configuration and tensors of a LoRA adapter."""
 
     config: Mapping[str, Any]
     tensors: Checkpoint
@@ -149,7 +148,7 @@ class Adapter(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The model that it was trained on, a path or a hub id."""
+        """The model that the adapter was trained on, a path or a Hub id."""
         base = self.config.get("base_model_name_or_path")
         if not isinstance(base, str) or not base or "://" in base:
             raise CheckpointError(
@@ -174,7 +173,7 @@ class Adapter(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update of one tensor: scale · B A, transposed if the tensor is."""
+    """The update of one tensor: scale · B A, transposed if the tensor is transposed."""
 
     down: str
     up: str
@@ -184,7 +183,7 @@ class Update(NamedTuple):
 
 
 class DoraUpdate(NamedTuple):
-    """An update of DoRA: what is added to a weight, and the norm that each output then gets."""
+    """An update of DoRA: the product to add to a weight, and the new norm of each output."""
 
     product: np.ndarray  # scale · B A, (out, in)
     magnitudes: np.ndarray  # (out,)
@@ -192,7 +191,7 @@ class DoraUpdate(NamedTuple):
 
 
 class LoraFactors(NamedTuple):
-    """The factors of an update of LoRA, s B A.
+    """The factors of a LoRA update, s B A.
 
     Attributes
     ----------
@@ -211,7 +210,7 @@ class LoraFactors(NamedTuple):
 
 
 def read_adapter(folder: Folder) -> Adapter | None:
-    """Read the adapter in a folder, here or remote; None without an adapter.
+    """Read the adapter in a local or remote folder; None without an adapter.
 
     Raises
     ------
@@ -231,7 +230,7 @@ def read_adapter(folder: Folder) -> Adapter | None:
 
 
 def _require_plain(config: Mapping[str, Any]) -> None:
-    """Check that the configuration is that of W + s B A, and of nothing more."""
+    """Check that the configuration describes W + s B A without further changes."""
     kind, start = config.get("peft_type"), config.get("init_lora_weights")
     further_keys = []
     for key, value in config.items():
@@ -253,13 +252,13 @@ def _require_plain(config: Mapping[str, Any]) -> None:
 
 
 class NotAnAdapter(CheckpointError):
-    """A base model was given for a checkpoint that is no adapter."""
+    """A base model was passed for a checkpoint that is not an adapter."""
 
 
 class AdaptedCheckpoint(Checkpoint):
     """A base model with an adapter, named after the adapter.
 
-    The sum of both is rounded to the type that the base model is read in.
+    The adapted weights are rounded to the type of the base model's weights on reading.
 
     Attributes
     ----------
@@ -296,7 +295,7 @@ class AdaptedCheckpoint(Checkpoint):
         return 0 if update is None else self._adapter.info(update.down).shape[0]
 
     def factors(self, tensor: str) -> LoraFactors | None:
-        """Return the factors of LoRA's update of a tensor; None without one, and for DoRA."""
+        """Return the LoRA factors of a tensor's update; None without an update, and for DoRA."""
         update = self._updates.get(tensor)
         if update is None or update.magnitude:
             return None
@@ -305,12 +304,12 @@ class AdaptedCheckpoint(Checkpoint):
 
     @property
     def stabilized(self) -> bool:
-        """True if updates are scaled by alpha / √rank, not by alpha / rank (rsLoRA)."""
+        """True if updates are scaled by alpha / √rank (rsLoRA) instead of alpha / rank."""
         return bool(self.adapter.config.get("use_rslora"))
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Values that belong to the content of the base model's and the adapter's files."""
+        """Identity of the present content of the files of base model and adapter."""
         return (self.base.identity, self._adapter.identity)
 
     @property
@@ -320,7 +319,7 @@ class AdaptedCheckpoint(Checkpoint):
         return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return the tensors of the base model, or those that the adapter holds whole."""
+        """Return the tensors of the base model; the adapter may replace whole tensors."""
         whole = {name: self._adapter.info(stored) for name, stored in self._whole.items()}
         return {**self.base.tensors(), **whole}
 
@@ -347,12 +346,12 @@ class AdaptedCheckpoint(Checkpoint):
         self._adapter.prefetch([Part(name) for name in names])
 
     def abandon(self) -> None:
-        """Cancel what was announced."""
+        """Cancel announced reads."""
         self.base.abandon()
         self._adapter.abandon()
 
     def decomposed(self, tensor: str) -> DoraUpdate | None:
-        """Return the update of a tensor that DoRA decomposes; None for any other."""
+        """Return the DoRA update of a tensor; None if the tensor has none."""
         update = self._updates.get(tensor)
         if update is None or not update.magnitude:
             return None
@@ -378,10 +377,10 @@ class AdaptedCheckpoint(Checkpoint):
             return adapted.astype(array.dtype) if self._rounded else adapted
 
     def _with_magnitudes(self, part: Part, array: np.ndarray) -> np.ndarray:
-        """Return rows of a tensor that DoRA decomposes, with magnitudes.
+        """Return rows of a tensor with DoRA, with magnitudes.
 
-        ``array`` are the rows of the base model. Of a weight that is stored (in, out), the norm of
-        an output needs all rows, and all of the tensor is read.
+        ``array`` contains the rows of the base model. If a weight is stored (in, out), the norm of
+        an output needs all rows, and the whole tensor is read.
         """
         update = self.decomposed(part.name)
         assert update is not None
@@ -417,7 +416,7 @@ def decomposed(weight: np.ndarray, product: np.ndarray, magnitudes: np.ndarray) 
 
 
 def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
-    """Return the same checkpoint with adapted weights in float64, as PEFT merges in float64."""
+    """Return a copy of the checkpoint that returns adapted weights in float64, as PEFT merges."""
     other = copy(checkpoint)
     other._rounded = False
     return other
@@ -427,14 +426,15 @@ MERGE = "merge it into its base model first (peft: model.merge_and_unload().save
 
 
 class Changes(NamedTuple):
-    """The part of an adapter that its base model takes.
+    """Changes of an adapter that apply to its base model.
 
     Attributes
     ----------
     updates
-        Updates by the base model's names of the tensors.
+        Updates, by the names of tensors in the base model.
     whole
-        Tensors of the adapter that replace a tensor of the base model, by its name.
+        Tensors of the adapter that replace tensors of the base model, by the names in the base
+        model.
     unmatched
         Modules of the adapter that the base model lacks.
     """
@@ -445,14 +445,14 @@ class Changes(NamedTuple):
 
 
 class _AdapterNames(NamedTuple):
-    """Names of an adapter's tensors, by the names that PEFT has for the weights.
+    """Names of an adapter's tensors, by PEFT's names of the weights.
 
     Attributes
     ----------
     down, up, magnitudes
         The factors A and B, and the magnitudes of DoRA.
     further
-        All other tensors, which were saved whole.
+        All other tensors; they were saved completely.
     """
 
     down: dict[str, str]
@@ -486,13 +486,13 @@ def _adapter_names(adapter: Adapter) -> _AdapterNames:
 
 
 def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
-    """Return the changes that an adapter makes to its base model, as PEFT matches their names.
+    """Return the changes of an adapter that apply to its base model, by PEFT's rules for names.
 
     Raises
     ------
     CheckpointError
-        A tensor is no factor of one adapter, nor a head or a table of tokens that was saved whole;
-        or the base model has none of the adapter's modules.
+        A tensor is neither a factor nor a completely saved head or table of tokens; or the base
+        model has none of the adapter's modules.
     """
     adapter_names = _adapter_names(adapter)
     base_names = BaseNames(base.tensors(), base.config.get("model_type"))
@@ -534,14 +534,14 @@ def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
 
 
 def _wrong_key(key: str, expected: str, value: Any) -> CheckpointError:
-    """Return the error for a value of an adapter's configuration that is not as PEFT writes it."""
+    """Return the error for a value of an adapter's configuration that PEFT does not write."""
     return CheckpointError(
         f"{key} must be {expected}, got {shown(value)}; correct {CONFIG} next to the adapter"
     )
 
 
 def _require_targeted(config: Mapping[str, Any], module: str) -> None:
-    """Raise `CheckpointError` if the configuration leaves a module out that has factors."""
+    """Raise `CheckpointError` if the configuration excludes a module that has factors."""
     if not _is_targeted(config, module):
         raise CheckpointError(
             f"holds factors of {shortened(module, SHOWN)}, which target_modules, exclude_modules "
@@ -551,7 +551,7 @@ def _require_targeted(config: Mapping[str, Any], module: str) -> None:
 
 
 def _decomposing(adapter: Adapter, name: str, update: Update, magnitude: str | None) -> Update:
-    """Return an update with the magnitudes that an adapter of DoRA has for it."""
+    """Return an update with its magnitudes, if the adapter is a DoRA adapter."""
     is_dora = adapter.config.get("use_dora") or False
     if not isinstance(is_dora, bool):
         raise _wrong_key("use_dora", "true or false", is_dora)
@@ -574,7 +574,7 @@ def _decomposing(adapter: Adapter, name: str, update: Update, magnitude: str | N
 
 
 def _is_targeted(config: Mapping[str, Any], module: str) -> bool:
-    """Return whether PEFT adapts a module, by the configuration of an adapter.
+    """Return whether the configuration of an adapter includes a module.
 
     Raises
     ------
@@ -603,7 +603,7 @@ def _is_targeted(config: Mapping[str, Any], module: str) -> bool:
 
 
 def _is_named(module: str, key: str, names: Any) -> bool:
-    """Return whether a pattern matches the name of a module, or a list holds the name's end."""
+    """Return whether a pattern matches the name of a module, or a list contains the name's end."""
     if _is_pattern(names):
         return re.fullmatch(names, module) is not None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -621,7 +621,7 @@ def _is_pattern(value: Any) -> bool:
 
 
 def _unmatched(modules: Sequence[str], base: str) -> str:
-    """Return the note on modules that PEFT leaves out, because the base model lacks them."""
+    """Return the note on modules that PEFT leaves out because the base model lacks them."""
     return (
         f"{counted(len(modules), 'adapted module')} that {base} does not hold, not applied, as in "
         f"PEFT: {shortened(modules[0], SHOWN)}{', …' if len(modules) > 1 else ''}"
@@ -629,13 +629,13 @@ def _unmatched(modules: Sequence[str], base: str) -> str:
 
 
 def _saved_whole(base: Checkpoint, adapter: Adapter, names: BaseNames, stored: str) -> str | None:
-    """Return the tensor outside of the base model's layers that is replaced; None for a new head.
+    """Return the base model's tensor that a saved tensor replaces; None for a new head.
 
     Raises
     ------
     CheckpointError
-        The tensor lies in a layer or in a module with a weight, or does not fit the tensor that it
-        replaces in more than its first axis, the number of tokens.
+        The tensor is in a layer or in a module with a weight, or its shape differs from the
+        replaced tensor in more than the first axis, the number of tokens.
     """
     name = SAVED.sub("", stored.removeprefix(PREFIX))
     if UNUSED in name:
@@ -674,7 +674,7 @@ def _update(
     Raises
     ------
     CheckpointError
-        The factors do not fit together, the tensor, or the configuration.
+        The factors do not fit each other, the tensor, or the configuration.
     """
     down_shape, up_shape = (adapter.tensors.info(factor).shape for factor in factors)
     if len(down_shape) != 2 or len(up_shape) != 2 or down_shape[0] != up_shape[1]:
@@ -703,7 +703,7 @@ def _update(
 def _unfitting_factors(
     name: str, down_shape: tuple[int, ...], up_shape: tuple[int, ...]
 ) -> CheckpointError:
-    """Return the error for factors that have no product."""
+    """Return the error for factors that cannot be multiplied."""
     return CheckpointError(
         f"the factors of {module_of(name)} do not fit together; expected A (rank, inputs) and B "
         f"(outputs, rank), got {down_shape} and {up_shape}; save the adapter again"
@@ -711,9 +711,9 @@ def _unfitting_factors(
 
 
 def _require_rank(config: Mapping[str, Any], module: str, rank: int) -> None:
-    """Check that the configuration sets the rank that a module's factors have.
+    """Check that the configuration sets the rank of a module's factors.
 
-    PEFT builds factors of the configured rank, and fails to load others.
+    PEFT creates factors of the configured rank, and cannot load factors of another rank.
     """
     patterns = config.get("rank_pattern") or {}
     if not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):

@@ -34,15 +34,15 @@ def open_bucket_folder(
 ) -> Checkpoint:
     """Open the checkpoint in a folder of a bucket, or one of its files.
 
-    One request lists the folder; only headers are fetched before something is read. ``base`` is the
-    base model of an adapter, if not the one that the adapter names.
+    One request lists the folder, and only headers are fetched until tensors are read. ``base`` is
+    the base model of an adapter, instead of the base that the adapter names.
 
     Raises
     ------
     HubError
-        The store does not provide it.
+        The store does not provide the folder.
     CheckpointError
-        There is none.
+        The folder contains no checkpoint.
     """
     access = RemoteAccess.from_settings(settings)
     name = redacted(address)
@@ -62,7 +62,7 @@ def open_bucket_folder(
     )
 
     def below() -> list[str]:
-        """Paths of the objects deeper in the folder; without a network, none."""
+        """Paths of the objects in nested folders; empty without a network."""
         if access.offline or not files.folders:
             return []
         return [path for path in files.deep if "/" in path]
@@ -79,7 +79,7 @@ def open_bucket_folder(
 
 
 def _listed(address: str, access: RemoteAccess) -> BucketFolder:
-    """Return a folder with its listing: the store's, which is noted, or offline the noted one."""
+    """Return a folder with its listing: from the store, or offline from a note in the cache."""
     files = BucketFolder(address)
     if access.offline:
         listing = access.cache.note(files.key)
@@ -92,7 +92,7 @@ def _listed(address: str, access: RemoteAccess) -> BucketFolder:
 
 
 def bucket_has_weights(address: str) -> bool:
-    """Return whether a folder of a bucket holds weights that can be opened."""
+    """Return whether a folder of a bucket contains weights that can be opened."""
     files, transfers = BucketFolder(address), Transfers()
     source = partial(files.file, transfers=transfers, cache=open_cache())
     folder = Folder(files.address, source, [*files.objects], tuple, transfers)

@@ -1,10 +1,10 @@
 """The interface of all sources of tensors: names, shapes, and rows on request.
 
-Tensors are called as the model itself calls them, without wrappers. TransformerLens stores weights
-with an axis for the heads: queries, keys and values (heads, D, R), outputs (heads, R, D). Its names
-have no ``.weight``; here they are called as an ``nn.Linear``'s are: ``blocks.0.attn.W_Q`` is
-``blocks.0.attn.q.weight``. Keys and values of fewer heads than queries are stored once, as ``_W_K``
-and ``_W_V``.
+Tensors have their names in the model, without wrappers. TransformerLens stores weights with an axis
+for the heads: queries, keys and values (heads, D, R), outputs (heads, R, D). Its names have no
+``.weight``; here the tensors have the names of an ``nn.Linear``: ``blocks.0.attn.W_Q`` is
+``blocks.0.attn.q.weight``. If keys and values have fewer heads than queries, they are stored once,
+as ``_W_K`` and ``_W_V``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Grid(NamedTuple):
     Attributes
     ----------
     shared
-        Neighboring values that share a scale.
+        Number of neighboring values that share a scale.
     steps
-        Distance of neighboring values, as a share of the largest one with this scale.
+        Distance of neighboring values, relative to the largest value with this scale.
     """
 
     shared: int
@@ -104,19 +104,19 @@ class Part(NamedTuple):
         return self.rows
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the wanted rows, joined, of a tensor of this shape."""
+        """Return the shape of the joined rows of the part, for a tensor of this shape."""
         if self.rows is None:
             return shape
         return (sum(stop - start for start, stop in self.row_ranges(shape)), *shape[1:])
 
     def nbytes(self, info: TensorInfo) -> int:
-        """Return the number of bytes that the wanted rows take in the checkpoint."""
+        """Return the number of stored bytes of the part."""
         whole = math.prod(info.shape)
         return info.nbytes * math.prod(self.shape(info.shape)) // whole if whole else 0
 
 
 class Regrouping(NamedTuple):
-    """Rows of a quantized matrix (n, D), which can be computed with columns in other groups.
+    """Rows of a quantized matrix (n, D) that can be computed with columns in other groups.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Regrouping(NamedTuple):
     group_of
         The stored group of each column, (D,).
     values
-        Function from the group of each column, (D,), to the rows (n, D).
+        Function of the group of each column, (D,), that returns the rows (n, D).
     """
 
     groups: int
@@ -144,7 +144,7 @@ def is_transformer_lens(names: Iterable[str]) -> bool:
 
 
 def linear_name(name: str) -> str:
-    """Return the name that an `nn.Linear` or a norm in this place would have for the tensor.
+    """Return the name that the tensor would have in an `nn.Linear` or a norm.
 
     Examples
     --------
@@ -166,7 +166,7 @@ WRAPPED = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_m
 
 
 def plain_name(name: str) -> str:
-    """Return a tensor's name as the model itself has it, without wrappers.
+    """Return a tensor's name in the model, without wrappers.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def plain_name(name: str) -> str:
 
 
 def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
-    """Return the names by plain names, or by themselves if two have the same plain name.
+    """Return the names by plain name; names with equal plain names are their own keys.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a value as a finite number; None for anything else.
+    """Return a value as a finite number; None for other values.
 
     Examples
     --------
@@ -217,13 +217,13 @@ class Checkpoint(ABC):
     Attributes
     ----------
     name
-        The user's name for it: a path, a Hub id, a class name.
+        The user's name for the checkpoint: a path, a Hub id, a class name.
     revision, step
-        The hub revision and the training step, where known.
+        The Hub revision and the training step, if known.
     config
-        The model's configuration as `transformers` writes it; empty without one.
+        The model's configuration in the format of `transformers`; empty without a configuration.
     notes
-        What users of its scores should know, such as skipped files.
+        Notes for users of the scores, such as skipped files.
     """
 
     name: str
@@ -241,7 +241,7 @@ class Checkpoint(ABC):
         return other
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Self:
-        """Another checkpoint over the same weights, which nobody writes to."""
+        """Return another checkpoint over the same weights, which are read-only."""
         return self.__copy__()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -252,7 +252,7 @@ class Checkpoint(ABC):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Values that belong to the present content of the weight files; empty without files."""
+        """Identity of the present content of the weight files; empty without files."""
         return ()
 
     @property
@@ -262,7 +262,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return type, shape and size of every tensor by name; reads no tensor data."""
+        """Return type, shape and size of every tensor by name, without reading data."""
 
     @abstractmethod
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
@@ -275,29 +275,29 @@ class Checkpoint(ABC):
         """
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """Return the stored bytes of a part; None if the bytes alone do not give the values.
+        """Return the stored bytes of a part; None if the values depend on more than these bytes.
 
-        They may be written to ``room``, which saves the time that fresh memory takes.
+        The bytes may be written to ``room``, which is faster than new memory.
         """
         return None
 
     def regrouping(self, part: Part) -> Regrouping | None:
-        """Return rows with their columns in other groups; None if groups are always neighbors."""
+        """Return rows for columns in other groups; None if groups are neighboring columns."""
         return None
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
         """Announce that these parts will be read soon; a remote checkpoint starts fetching them."""
 
     def abandon(self) -> None:  # noqa: B027
-        """Cancel what was announced; a remote checkpoint stops fetching."""
+        """Cancel announced reads; a remote checkpoint stops fetching."""
 
     @property
     def parameters(self) -> int:
-        """Number of values stored."""
+        """Number of stored values."""
         return sum(math.prod(info.shape) for info in self.tensors().values())
 
     def info(self, name: str) -> TensorInfo:
-        """Return type, shape and size of one tensor; `CheckpointError` if there is none."""
+        """Return type, shape and size of one tensor; `CheckpointError` for an unknown name."""
         try:
             return self.tensors()[name]
         except KeyError:
@@ -312,10 +312,10 @@ class Checkpoint(ABC):
 
 
 class Around(Checkpoint):
-    """Another checkpoint, of whose weights a subclass computes some in `value`.
+    """A checkpoint around another checkpoint; a subclass computes some tensors in `value`.
 
-    The values of the last computed tensor are kept: its rows are usually read one part after the
-    other.
+    The values of the last computed tensor are kept, because its rows are usually read in several
+    parts.
     """
 
     def __init__(self, inner: Checkpoint, config: Mapping[str, Any] | None = None) -> None:
@@ -325,7 +325,7 @@ class Around(Checkpoint):
         self._last: tuple[str, np.ndarray | None] = ("", None)
 
     def value(self, name: str) -> np.ndarray | None:
-        """Return a tensor's computed values; None if the inner checkpoint has them."""
+        """Return a tensor's computed values; None to read the inner checkpoint."""
         return None
 
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -333,7 +333,7 @@ class Around(Checkpoint):
         return self.inner.tensors()
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Read computed values, and the inner checkpoint's where nothing is computed."""
+        """Read computed values, and other values from the inner checkpoint."""
         import numpy as np
 
         arrays = []
@@ -357,22 +357,22 @@ class Around(Checkpoint):
         self.inner.prefetch(parts)
 
     def abandon(self) -> None:
-        """Cancel what was announced."""
+        """Cancel announced reads."""
         self.inner.abandon()
 
 
 class View(Around):
-    """A checkpoint of which some tensors are seen otherwise; others have its bytes."""
+    """A checkpoint with some tensors changed; all other tensors have their stored bytes."""
 
     changed: Container[str] = ()
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """Return the base's bytes of a tensor that is not changed."""
+        """Return the stored bytes of an unchanged tensor; None for a changed tensor."""
         return None if part.name in self.changed else self.inner.raw(part, room)
 
 
 class Overlay(View):
-    """A checkpoint in which some tensors have other values, or with another configuration."""
+    """A checkpoint with new values of some tensors, or with another configuration."""
 
     def __init__(
         self,
@@ -384,11 +384,11 @@ class Overlay(View):
         self._values = self.changed = values
 
     def value(self, name: str) -> np.ndarray | None:
-        """Return the new values of a tensor; None if the tensor is not changed."""
+        """Return the new values of a tensor; None for an unchanged tensor."""
         return self._values.get(name)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return the base's tensors, and those that the base lacks."""
+        """Return the base's tensors, and added tensors."""
         changed = {n: TensorInfo("F32", v.shape, 4 * v.size) for n, v in self._values.items()}
         return changed | dict(self.inner.tensors())
 
@@ -396,7 +396,7 @@ class Overlay(View):
 def _reopened(
     reopen: Callable[[], Checkpoint], identity: tuple[Any, ...], about: Mapping[str, Any]
 ) -> Checkpoint:
-    """Open a pickled checkpoint again by its reference."""
+    """Open a pickled checkpoint again, by its reference."""
     checkpoint = reopen()
     if checkpoint.identity != identity:
         raise CheckpointError(

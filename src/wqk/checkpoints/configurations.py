@@ -1,7 +1,7 @@
-"""Configurations of other libraries, completed with what families need and only code says.
+"""Configurations of other libraries, completed with values that only the library's code contains.
 
-Keys keep their library's names, which families know. Added are the model type and what the library
-computes from other keys or from the name of the architecture.
+Keys keep the names of the library, which families use. The model type is added, and values that the
+library computes from other keys or from the name of the architecture.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def lens_configuration(
 ) -> Mapping[str, Any]:
     """Complete a `HookedTransformerConfig` with the keys that families need.
 
-    A configuration alone sets scale, mask and positions of the score; without one, tensors decide.
+    Only a configuration sets the scale, the mask and the positions of the score; without a
+    configuration, they are inferred from tensors.
     """
     if "d_head" not in config:
         has_bias = any(name.endswith("ln1.bias") for name in tensors)
@@ -63,11 +64,12 @@ class Embedded(NamedTuple):
     Attributes
     ----------
     place
-        Key that holds it among the plain values of the file.
+        Key of the configuration among the plain values of the file.
     keys
-        Keys that it has.
+        Keys of the configuration.
     model_type
-        Its model type; empty if it sets its own, or none.
+        Model type of the configuration; empty if the configuration sets a type, or is of unknown
+        type.
     """
 
     place: str
@@ -95,7 +97,7 @@ class Nameless(NamedTuple):
     keys
         Keys of its configurations.
     query
-        Pattern of the tensors that hold queries.
+        Pattern of the names of tensors with queries.
     """
 
     model_type: str
@@ -103,7 +105,7 @@ class Nameless(NamedTuple):
     query: str
 
     def fits(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> bool:
-        """Return whether a model is one of the library's."""
+        """Return whether a model was made with the library."""
         if not self.keys <= config.keys():
             return False
         query = re.compile(rf"(.*\.)?{self.query}")
@@ -127,12 +129,12 @@ LARGEST = 2**31
 
 
 class Opened(NamedTuple):
-    """A configuration, and what else of the checkpoint completes it.
+    """A configuration, and further parts of the checkpoint that complete it.
 
     Attributes
     ----------
     config
-        The configuration, as its library writes it; empty without one.
+        The configuration of the library; empty without a configuration.
     about
         Plain values that are stored with the weights.
     tensors
@@ -150,14 +152,14 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     Parameters
     ----------
     layout
-        Format of the files; None for that of transformers, and for a module in memory.
+        Format of the files; None for the format of transformers, and for a module in memory.
     opened
-        The configuration, and what completes it.
+        The configuration, and further parts that complete it.
 
     Raises
     ------
     CheckpointError
-        The configuration sets what is not read, or does not fit the tensors.
+        The configuration contains unsupported settings, or does not fit the tensors.
     """
     section = opened.config.get(layout.section) if layout and layout.section else None
     config = dict(section if isinstance(section, dict) else opened.config)
@@ -197,7 +199,7 @@ def _is_first_gemma(tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _nameless(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the model type of a library whose configurations name none; empty for others."""
+    """Return the model type of a library whose configurations name no type; else empty."""
     for library in NAMELESS:
         if library.fits(config, tensors):
             return library.model_type
@@ -205,7 +207,7 @@ def _nameless(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> s
 
 
 def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration that is stored with the weights; empty without one."""
+    """Return the configuration that is stored with the weights; empty without a configuration."""
     if isinstance(about.get("code"), str):
         return {"model_type": "modded-nanogpt"}
     if isinstance(about.get("gguf"), dict):
@@ -224,7 +226,7 @@ def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kind(config: Mapping[str, Any]) -> str:
-    """Return the model type of a configuration that names none; empty if it is not recognized."""
+    """Return the model type of a configuration that names no type; empty if unknown."""
     if isinstance(config.get("_class_name"), str):
         return f"diffusers-{config['_class_name']}"
     if _timm_numbers(config):
@@ -243,7 +245,7 @@ def _whole(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _llama3_scaling(factor: Any, high: Any = 4, low: Any = 1, length: Any = 8192) -> dict[str, Any]:
-    """Return LLaMA 3.1's scaling of rotary positions, a mere switch in these configurations."""
+    """Return LLaMA 3.1's scaling of rotary positions, which these configurations only switch on."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -257,7 +259,7 @@ def _llama3_scaling(factor: Any, high: Any = 4, low: Any = 1, length: Any = 8192
 
 
 def _llama(opened: Opened) -> dict[str, Any]:
-    """LLaMA's and Mistral's ``params.json``, whose rotary base and scaling are partly in code."""
+    """Complete ``params.json`` of LLaMA and Mistral; rotary base and scaling are partly in code."""
     config, added = opened.config, dict[str, Any]()
     dim, heads, width = (_whole(config, key) for key in ("dim", "n_heads", "head_dim"))
     width = dim // heads if dim and heads and not width else width
@@ -280,7 +282,7 @@ def _llama(opened: Opened) -> dict[str, Any]:
 
 
 def _litgpt(opened: Opened) -> dict[str, Any]:
-    """LitGPT's ``model_config.yaml``."""
+    """Complete LitGPT's ``model_config.yaml``."""
     config = opened.config
     windows, bases = config.get("sliding_window_indices"), config.get("rope_indices")
     unread = [key for key in ("latent_attention", "rope_interleave") if config.get(key)]
@@ -331,7 +333,7 @@ def _require_head_size(config: Mapping[str, Any], tensors: Mapping[str, TensorIn
 
 
 def _open_clip(opened: Opened) -> dict[str, Any]:
-    """OpenCLIP's ``model_cfg``; heads of its vision tower are 64 wide by default."""
+    """Complete OpenCLIP's ``model_cfg``; heads of the vision tower are 64 wide by default."""
     vision = opened.config.get("vision_cfg")
     if not isinstance(vision, dict) or vision.get("timm_model_name"):
         return {}
@@ -340,9 +342,10 @@ def _open_clip(opened: Opened) -> dict[str, Any]:
 
 
 def _timm_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Heads and the norms' epsilon, which timm's code knows by the architecture's name.
+    """Return the heads and the norms' epsilon, which timm's code sets by architecture.
 
-    Empty for an architecture that is not in the table, or that was built with other numbers.
+    The result is empty for an unknown architecture, and for an architecture built with other
+    numbers.
     """
     name = config.get("architecture")
     if not isinstance(name, str) or config.get("model_args"):
@@ -362,7 +365,7 @@ def _timm_table() -> Mapping[str, dict[str, Any]]:
 
 
 def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
-    """Speed runs of nanoGPT: the only configuration is the script, which is kept as text."""
+    """Complete models of nanoGPT speed runs, whose only configuration is their script."""
     code = opened.about.get("code")
     if not isinstance(code, str):
         return {}
@@ -379,7 +382,7 @@ TRAINERS = {
 
 
 def trainer_of(tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the model type of the trainer that gave the tensors their names; empty for others."""
+    """Return the model type of the trainer that uses these names of tensors; else empty."""
     for model_type, pattern in TRAINERS.items():
         if any(map(pattern.fullmatch, tensors)):
             return model_type
@@ -387,13 +390,13 @@ def trainer_of(tensors: Mapping[str, TensorInfo]) -> str:
 
 
 def _torchtitan(opened: Opened) -> dict[str, Any]:
-    """Order of rotated dimensions, which torchtitan's code fixes for each model."""
+    """Return the order of rotated dimensions, which torchtitan's code fixes for each model."""
     model = opened.config.get("converted_from")
     return {"rotary_half": isinstance(model, str) and model.startswith(("qwen", "gpt_oss"))}
 
 
 def _megatron(opened: Opened) -> dict[str, Any]:
-    """Return settings of Megatron's arguments, or of transformers, in the family's keys."""
+    """Return settings from Megatron's arguments, or from transformers, in the family's keys."""
     config = opened.config
     positions = config.get("position_embedding_type", "rope")
     biases = ("layer_norm.bias", "input_layernorm.bias")
@@ -408,18 +411,18 @@ def _megatron(opened: Opened) -> dict[str, Any]:
 
 
 class NanochatCode(NamedTuple):
-    """Numbers that only the code of nanochat has; they differ by its version.
+    """Numbers that only the code of nanochat contains, by its version.
 
     Attributes
     ----------
     score_factor
-        What the code multiplies every score with.
+        Factor of every score.
     base
         Base of the rotary positions.
     share
         Number of short windows in a sequence.
     tile
-        Number of tokens of which a short window contains a multiple.
+        Number of tokens; the size of a short window is a multiple of this number.
     """
 
     score_factor: float
@@ -428,7 +431,7 @@ class NanochatCode(NamedTuple):
     tile: int
 
     def short_window(self, length: int) -> int:
-        """Return the size of a short window, with the token itself, by the sequence's length."""
+        """Return the size of a short window, with the token itself, for a sequence length."""
         if self.tile == 1:
             return length // self.share + 1
         tiles = -(-length // (self.share * self.tile))

@@ -1,12 +1,12 @@
-"""Folders of `torch.distributed.checkpoint`: tensors in chunks, which any process may have written.
+"""Folders of `torch.distributed.checkpoint`: tensors in chunks, written by any number of processes.
 
 A pickle, ``.metadata``, contains each tensor's shape and chunks, and the place of each chunk in one
 of the other files: an archive of one tensor, as `torch.save` writes it. The pickle is read as data.
-Of a chunk, only the archive's directory and the rows that a part needs are read.
+From a chunk, only the archive's directory and the requested rows are read.
 
-Megatron-core stacks the layers of a model along the first axis; here every layer is a tensor of its
-own, with the layer's number in its name. Shards of safetensors that PyTorch's own writer makes
-contain their offsets in the header.
+Megatron-core stacks the layers of a model along the first axis; here every layer is a separate
+tensor, with the layer's number in its name. Shards of safetensors that PyTorch writes contain their
+offsets in the header.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ DIRECTORY = 2**12
 
 
 class Slice:
-    """Some bytes of a source, as a source."""
+    """A range of bytes of a source, as a source."""
 
     def __init__(self, source: ByteSource, offset: int, length: int, tensor: str) -> None:
         missing = offset + length - source.size
@@ -76,7 +76,7 @@ class Slice:
 
     @property
     def identity(self) -> Any:
-        """Values that belong to the present content of the files."""
+        """Identity of the present content of the files."""
         return self.source.identity, self.offset, self.size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -90,14 +90,14 @@ class Slice:
 
 
 class Chunk:
-    """A box of a tensor, stored as an archive of its own.
+    """A box of a tensor, stored as a separate archive.
 
     Parameters
     ----------
     begin, shape
-        Where the box begins in the tensor, and its sizes.
+        Offsets of the box in the tensor, and its sizes.
     dtype
-        Type of the values, by safetensors' name.
+        Type of the values, in the spelling of safetensors.
     stored
         The archive.
     tensor
@@ -117,7 +117,7 @@ class Chunk:
 
     @property
     def directory(self) -> list[tuple[int, int]]:
-        """Ranges of the file that hold the archive's directory."""
+        """Ranges of the file that contain the archive's directory."""
         first, size = self.stored.offset, self.stored.size
         last = first + size
         return [(first, min(first + DIRECTORY, last)), (max(first, last - DIRECTORY), last)]
@@ -129,7 +129,7 @@ class Chunk:
         Raises
         ------
         CheckpointError
-            The archive does not hold the values that are described.
+            The archive does not contain the described values.
         """
         with errors_about(self.stored.name):
             archive = TorchFile(self.stored, bare=True)
@@ -143,7 +143,7 @@ class Chunk:
             return archive.first_value("")
 
     def _fits(self, info: TensorInfo) -> bool:
-        """Return whether a stored tensor is the box, perhaps without leading axes of one entry."""
+        """Return whether a stored tensor is the box, up to leading axes of length 1."""
         shape = self.shape
         while len(shape) > len(info.shape) and shape[0] == 1:
             shape = shape[1:]
@@ -180,7 +180,7 @@ class LayerOfChunk(NamedTuple):
         return self.chunk.shape[1:]
 
     def _all_rows(self) -> Chunk:
-        """Return the chunk as a box of the rows of all layers, one after the other."""
+        """Return the chunk as a box of the rows of all layers, layer after layer."""
         count = self.chunk.shape[0] * self.chunk.shape[1]
         flat = Chunk((0,), (count, *self.chunk.shape[2:]), self.chunk.dtype, self.chunk.stored, "")
         flat.__dict__["start"] = self.chunk.start
@@ -201,7 +201,7 @@ class LayerOfChunk(NamedTuple):
 
 
 class StoredBox(NamedTuple):
-    """A box of a tensor that a file of safetensors holds under the tensor's name."""
+    """A box of a tensor in a safetensors file, under the tensor's name."""
 
     begin: tuple[int, ...]
     shape: tuple[int, ...]
@@ -221,7 +221,7 @@ Box = Chunk | LayerOfChunk | StoredBox
 
 
 def source_of(box: Box) -> ByteSource:
-    """Return the file that a box lies in."""
+    """Return the file that contains a box."""
     if isinstance(box, StoredBox):
         return box.file.source
     chunk = box.chunk if isinstance(box, LayerOfChunk) else box
@@ -236,9 +236,9 @@ class Overlap(NamedTuple):
     box
         The box.
     rows
-        Half-open range of its rows.
+        Half-open range of rows of the box.
     place
-        Slices of the part's array, one for each axis, where the rows go.
+        Slices of the part's array, one for each axis, to write the rows to.
     """
 
     box: Box
@@ -247,7 +247,7 @@ class Overlap(NamedTuple):
 
 
 class BoxedFile:
-    """Tensors that are put together from boxes in several files, as one file of weights."""
+    """Tensors that consist of boxes in several files, as one file of weights."""
 
     def __init__(
         self,
@@ -259,18 +259,18 @@ class BoxedFile:
 
     @property
     def sources(self) -> list[ByteSource]:
-        """The files that hold the boxes."""
+        """The files that contain the boxes."""
         boxes = (box for tensor_boxes in self._boxes.values() for box in tensor_boxes)
         return list({id(source): source for source in map(source_of, boxes)}.values())
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Return no ranges: the rows are in other files, which `places` returns."""
+        """Return no ranges: the rows are in other files, see `places`."""
         return []
 
     def places(self, parts: Sequence[Part]) -> list[tuple[ByteSource, list[tuple[int, int]]]]:
-        """Return the files of parts, and the ranges of their rows in each.
+        """Return the files of parts, and the ranges of their rows in each file.
 
-        The directories of all archives are requested before the first is waited for.
+        The directories of all archives are requested in parallel.
         """
         overlaps: list[Overlap] = []
         for part in parts:
@@ -318,7 +318,7 @@ class BoxedFile:
 
 
 def chunk_of(box: Box) -> Chunk | None:
-    """Return the archive that a box lies in; None for safetensors."""
+    """Return the archive that contains a box; None for safetensors."""
     if isinstance(box, LayerOfChunk):
         return box.chunk
     return box if isinstance(box, Chunk) else None
@@ -334,13 +334,13 @@ def open_distributed(
     source
         The bytes of ``.metadata``.
     open_file
-        Function that opens a file next to ``.metadata``; None if there is no such file.
+        Function that opens a file next to ``.metadata``; it returns None for an absent file.
 
     Raises
     ------
     CheckpointError
-        The description is damaged, contains anything but records of the format, or has chunks that
-        do not make up the tensors.
+        The description is damaged, contains other objects than records of the format, or has chunks
+        that do not cover the tensors.
     """
     described = read_metadata(source)
     opened = opened_files(source, described, open_file)
@@ -371,7 +371,7 @@ class Description(NamedTuple):
     tensors
         Records of the tensors by key: properties, size and chunks.
     names
-        Names of the tensors by key, without the keys under which the model is nested.
+        Names of the tensors by key, without the keys that the model is nested under.
     places
         Records of the places of chunks, by key and offset in the tensor.
     """
@@ -431,7 +431,7 @@ def name_of(key: str, path: Any) -> str:
 
 @contextmanager
 def describing() -> Iterator[None]:
-    """Turn errors of unknown descriptions into `CheckpointError`."""
+    """Turn errors from unknown descriptions into `CheckpointError`."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -443,7 +443,7 @@ def describing() -> Iterator[None]:
 def opened_files(
     source: ByteSource, described: Description, open_file: Callable[[str], ByteSource | None]
 ) -> dict[str, ByteSource]:
-    """Open all files that hold chunks of the tensors, side by side."""
+    """Open all files with chunks of the tensors, in parallel."""
     keys = described.tensors.keys()
     names: set[Any] = {
         place.get("relative_path") for (key, _), place in described.places.items() if key in keys
@@ -499,10 +499,9 @@ def sizes_of(key: str, value: Any) -> tuple[int, ...]:
 
 
 def check_cover(key: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """Raise `ValueError` for boxes that lie outside of a tensor, or do not make it up.
+    """Raise `ValueError` for boxes that lie outside a tensor, or do not cover the tensor.
 
-    The check compares numbers of values, and the beginnings of boxes: two boxes that begin at one
-    place overlap.
+    The check compares numbers of values, and offsets of boxes: two boxes with one offset overlap.
     """
     for box in boxes:
         if len(box.shape) != len(shape) or len(box.begin) != len(shape):
@@ -517,7 +516,7 @@ def check_cover(key: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
 
 
 class BoxedTensor(NamedTuple):
-    """A tensor, and the boxes that make it up."""
+    """A tensor, and the boxes that cover it."""
 
     name: str
     info: TensorInfo
@@ -527,7 +526,7 @@ class BoxedTensor(NamedTuple):
 def layers_of(
     name: str, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk]
 ) -> list[BoxedTensor]:
-    """Return a tensor as it is, or the tensors of the layers that are stacked in it."""
+    """Return a tensor, or the tensors of the layers that are stacked in it."""
     match = STACKED.fullmatch(name)
     if match is None or len(shape) < 2:
         return [BoxedTensor(name, _info(dtype, shape), list(chunks))]
@@ -554,7 +553,7 @@ OFFSETS = "DCP_SHARDING_INFO"
 
 
 def join_shards(files: Sequence[RowFile]) -> BoxedFile | None:
-    """Join shards of safetensors that each hold boxes of the tensors; None for other files."""
+    """Join shards of safetensors that contain boxes of the tensors; None for other files."""
     texts = [file.metadata.get(OFFSETS) for file in files]
     if not any(texts):
         return None

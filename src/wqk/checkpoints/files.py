@@ -1,14 +1,14 @@
-"""Files of named tensors over sources of bytes, which may be remote, or on disk.
+"""Files of named tensors over local or remote sources of bytes.
 
-Tensors lie in one file row by row, as in those of safetensors (8 bytes little-endian header length,
-that many bytes of JSON, name → dtype, shape, data_offsets, then the data); or they are put together
-from the rows or columns that tensor-parallel files hold.
+Tensors are stored in one file row by row, as in safetensors (8 bytes little-endian header length, a
+header of this length in JSON: name → dtype, shape, data_offsets; then the data). Or tensors are
+joined from the rows or columns in tensor-parallel files.
 
-Values become float32, piece by piece, so that the stored bytes of a whole tensor are never in
-memory next to its values. 8-bit floats mean nothing without their scales, by which the stored
-values are multiplied. Two conventions are in use: ``weight_scale_inv`` (DeepSeek) has one factor
-for each block of the matrix, of the configuration's ``weight_block_size`` or else 128 × 128;
-``weight_scale`` has one for the tensor, each row, or each block.
+Values are converted to float32 in pieces, so that the stored bytes of a whole tensor are never in
+memory next to its values. 8-bit floats are multiplied by their scales. Two conventions are in use:
+``weight_scale_inv`` (DeepSeek) has one factor for each block of the matrix, of the configuration's
+``weight_block_size`` or else 128 × 128; ``weight_scale`` has one factor for the tensor, each row,
+or each block.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ DOWNLOAD = "download or save the file again"
 
 
 def refuse_pointer(start: bytes | bytearray) -> None:
-    """Refuse the text that stands for a large file in a clone without Git LFS."""
+    """Raise `CheckpointError` for the pointer to a large file in a clone without Git LFS."""
     if start.startswith(b"version "):
         raise CheckpointError("a Git LFS pointer, not the weights; run git lfs pull")
 
 
 def is_text(name: str) -> bool:
-    """Return whether a name can be stored and printed; lone halves of surrogate pairs cannot."""
+    """Return whether a name can be stored and printed; single halves of surrogate pairs cannot."""
     return name.isascii() or not re.search("[\ud800-\udfff]", name)
 
 
 def check_sizes(what: str, shape: Sequence[Any], offsets: Sequence[Any] = ()) -> None:
-    """Raise `CheckpointError` for a shape or offsets that no array can have.
+    """Raise `CheckpointError` for a shape or offsets that are invalid for any array.
 
     ``what`` is the subject of the message: the name of a tensor, in quotation marks.
     """
@@ -105,17 +105,17 @@ class WeightFile(Protocol):
     tensors: Mapping[str, TensorInfo]
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Return the ranges of a part's rows in ``source``; none if the rows lie elsewhere."""
+        """Return the ranges of a part's rows in ``source``; none if the rows are elsewhere."""
 
     def read(self, part: Part) -> np.ndarray:
         """Read the part's rows, joined, widened to float32 (float64 stays)."""
 
 
 class RowFile:
-    """A file in which each tensor lies row after row from its start on.
+    """A file in which each tensor is stored row by row from its start.
 
-    ``about`` has the plain values that are stored with the weights, such as a configuration;
-    ``metadata`` the texts in a header of safetensors.
+    ``about`` contains the plain values that are stored with the weights, such as a configuration;
+    ``metadata`` contains the texts in a header of safetensors.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ def open_safetensors(source: ByteSource) -> RowFile:
 def _require_cover(
     tensors: Mapping[str, TensorInfo], starts: Mapping[str, int], data_start: int, file_size: int
 ) -> None:
-    """Raise `CheckpointError` if tensors overlap, or the last one does not end with the file."""
+    """Raise `CheckpointError` if tensors overlap, or do not end with the file."""
     end, previous = data_start, ""
     for name in sorted(tensors, key=lambda name: (starts[name], tensors[name].nbytes)):
         if starts[name] < end:
@@ -198,7 +198,7 @@ def _require_cover(
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
-    """Return the header's JSON object and the offset at which data begins."""
+    """Return the header's JSON object and the offset of the data."""
     if source.size < 8:
         raise CheckpointError(
             "not a safetensors file, which begins with 8 bytes of header length; this file has "
@@ -226,7 +226,7 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; `ValueError` if it has a name twice."""
+    """Return a JSON object; `ValueError` if a name occurs twice."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a name occurs more than once")
@@ -234,12 +234,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Refuse NaN and infinity, which Python's parser accepts."""
+    """Raise `ValueError` for NaN and infinity, which Python's parser accepts."""
     raise ValueError(f"{constant} is not JSON")
 
 
 def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
-    """Return a tensor and its offset in the data, after a check of every claim."""
+    """Return a tensor and its offset in the data, after all checks."""
     if not is_text(name):
         raise CheckpointError(
             f"{name!r} is not text, so it cannot be a tensor's name; rename it, and {DOWNLOAD}"
@@ -270,22 +270,22 @@ def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
 
 
 class _Pieces(NamedTuple):
-    """Files that each hold a piece of a tensor, and the axis along which it is split."""
+    """Files with the pieces of a tensor, and the axis of the split."""
 
     axis: int
     files: list[WeightFile]
 
 
 class JoinedFiles:
-    """Files that each hold some rows or columns of a model's tensors, in order, as one file.
+    """Files with consecutive rows or columns of a model's tensors, as one file.
 
     Parameters
     ----------
     files
         The files, in the order of the rows.
     axis
-        Function from the name and the shape of a tensor to the axis along which it is split; None
-        if every file has all of it.
+        Function of the name and the shape of a tensor that returns the axis of the split; None if
+        every file has the whole tensor.
 
     Raises
     ------
@@ -384,7 +384,7 @@ def values_of_codes(dtype: str) -> np.ndarray:
 
 
 def _look_up(dtype: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    """Return a function that writes the values of codes, by a table of all codes of a type."""
+    """Return a function that writes the values of codes, from a table of all codes of a type."""
 
     def convert(stored: np.ndarray, out: np.ndarray) -> None:
         np.take(values_of_codes(dtype), stored, out=out, mode="clip")
@@ -396,8 +396,8 @@ def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
     """Write float16 values as float32.
 
     The bits are moved to their places in a float32, which is multiplied by 2**(127 − 15), the ratio
-    of the two biases of the exponent. This takes half the time of looking up. Infinity and NaN,
-    which become numbers from 2**16 on, are looked up.
+    of the two biases of the exponent. A table takes twice the time; only infinity and NaN, which
+    become numbers of at least 2**16, are taken from the table.
     """
     bits = out.view(np.int32)
     # A float16 with its sign is 16 bits of a whole number: the shift repeats the sign in the three
@@ -414,26 +414,26 @@ def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
 
 
 def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
-    """Write bfloat16 values as float32: their bits are the upper half of a float32's."""
+    """Write bfloat16 values as float32: their bits are the upper half of a float32."""
     np.left_shift(stored, 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
 def _copy(stored: np.ndarray, out: np.ndarray) -> None:
-    """Write values as they are stored."""
+    """Write values without conversion."""
     out[...] = stored
 
 
 class Stored(NamedTuple):
-    """The layout of values in a file, and the function that widens a piece of them.
+    """The layout of values in a file, and the function that widens them.
 
     Attributes
     ----------
     item
-        Type of one value, or of one block of values, as NumPy names it.
+        NumPy type of one value, or of one block of values.
     wide
-        Type of the values when they have been read.
+        Type of the values after reading.
     convert
-        Function that writes the values of some items (n,) into an array (n · values,).
+        Function that writes the values of items (n,) into an array (n · values,).
     values
         Values in an item.
     """
@@ -465,12 +465,12 @@ FLOATS = (*PLAIN, "F8_E4M3", "F8_E5M2")
 
 
 def is_float8(dtype: str) -> bool:
-    """Return whether a type is an 8-bit float, whose values mean nothing without a scale."""
+    """Return whether a type is an 8-bit float, whose values need a scale."""
     return dtype in ("F8_E4M3", "F8_E5M2")
 
 
 def require_floats(dtype: str, tensor: str) -> None:
-    """Raise `CheckpointError` for weights of any but the floating types."""
+    """Raise `CheckpointError` for weights of other types than floating types."""
     if dtype not in FLOATS:
         raise CheckpointError(
             f"{tensor}: weights are stored as {dtype}, which is not a floating-point type that wqk "
@@ -480,9 +480,9 @@ def require_floats(dtype: str, tensor: str) -> None:
 
 
 def widened_type(dtype: str, tensor: str) -> type:
-    """Return the type of values when they have been read.
+    """Return the type of values after reading.
 
-    Float64 stays, other floating types become float32; whole numbers stay what they are.
+    Float64 and whole numbers do not change; other floating types become float32.
     """
     if dtype not in STORED:
         require_floats(dtype, tensor)
@@ -495,7 +495,7 @@ def widened(
     read: Callable[[int, memoryview], None],
     tensor: str,
 ) -> np.ndarray:
-    """Read the values in half-open ranges of bytes, joined: a flat array of `widened_type`.
+    """Read the values in half-open ranges of bytes, joined to a flat array of `widened_type`.
 
     Parameters
     ----------
@@ -504,14 +504,14 @@ def widened(
     ranges
         Ranges of bytes, each of whole items.
     read
-        Function of an offset and a buffer that fills the buffer from this byte on.
+        Function of an offset and a buffer that fills the buffer from this offset.
     tensor
         Name of the tensor, for messages.
 
     Raises
     ------
     CheckpointError
-        Values of the type are not read.
+        The type is not supported.
     """
     ranges = list(ranges)
     wide = widened_type(dtype, tensor)
@@ -542,7 +542,7 @@ def _read_widened(
     buffer: np.ndarray,
     values: np.ndarray,
 ) -> None:
-    """Fill values from the items that begin at a byte: a buffer is read, and widened in pieces."""
+    """Fill values from the items at a byte: read a buffer, and widen it in pieces."""
     items_of_piece = PIECE // layout.values
     item_count = len(values) // layout.values
     for first in range(0, item_count, max(1, len(buffer))):
@@ -555,12 +555,12 @@ def _read_widened(
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """Return the memory of a contiguous array, to be read into."""
+    """Return the memory of a contiguous array, to read into."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def scale_name(name: str, tensors: Mapping[str, object]) -> str:
-    """Return the name of the tensor that holds the scales of the float8 tensor ``name``."""
+    """Return the name of the tensor with the scales of the float8 tensor ``name``."""
     for suffix in ("_scale_inv", "_scale"):
         if name + suffix in tensors:
             return name + suffix
@@ -571,16 +571,16 @@ def scale_name(name: str, tensors: Mapping[str, object]) -> str:
 
 
 def unpacked(packed: np.ndarray, bits: int, count: int) -> Int[np.ndarray, "rows count"]:
-    """Return codes that lie in words of 32 bits one after the other, the lowest bits first.
+    """Return consecutive codes in words of 32 bits, the lowest bits first.
 
     Parameters
     ----------
     packed
         Words of 32 bits, (rows, W).
     bits
-        Bits of a code, 1 to 8. A code of 3, 5, 6 or 7 bits may lie in two words.
+        Bits of a code, 1 to 8. A code of 3, 5, 6 or 7 bits may extend over two words.
     count
-        Codes of a row that are returned; the last word may have more.
+        Number of codes to return for each row; the last word may contain more codes.
 
     Returns
     -------
@@ -612,7 +612,7 @@ def _codes_in_bytes(row_bytes: np.ndarray, bits: int) -> Int[np.ndarray, "rows c
 def _codes_across_bytes(
     row_bytes: np.ndarray, bits: int, count: int
 ) -> Int[np.ndarray, "rows count"]:
-    """Return the first codes in bytes (rows, bytes); a code may lie in two bytes."""
+    """Return the first codes in bytes (rows, bytes); a code may extend over two bytes."""
     row_bits = np.unpackbits(row_bytes, axis=1, bitorder="little")
     bits_of_codes = row_bits[:, : count * bits].reshape(len(row_bytes), count, bits)
     powers_of_two = 1 << np.arange(bits, dtype=np.int32)

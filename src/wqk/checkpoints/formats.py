@@ -1,10 +1,10 @@
-"""A folder, here or remote: which of its files hold a model, and the checkpoint made of them.
+"""Local or remote folders: the choice of the files of a model, and the checkpoint in these files.
 
-The files are chosen as `transformers` chooses them, wherever their bytes come from.
+The choice of files follows `transformers`, for every source of bytes.
 
 A format is a row of data: the names of its weights and its configuration, and the axis along which
-it splits tensors over files. The names of its tensors belong to a family, under the format's model
-type; what has to be computed from its configuration is in `wqk.checkpoints.configurations`.
+tensors are split over files. A family contains the names of its tensors, under the format's model
+type. `wqk.checkpoints.configurations` computes values from its configuration.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
 
 
 class Folder(NamedTuple):
-    """A folder, here or remote."""
+    """A local or remote folder."""
 
     name: str  # what the user calls it
     source: Callable[[str], ByteSource | None]  # the bytes of a file; None if it does not exist
@@ -108,7 +108,7 @@ class Folder(NamedTuple):
 
 
 def _parse_json(text: bytearray) -> dict[str, Any]:
-    """Return the object in a text of JSON; `CheckpointError` for anything else."""
+    """Return the object in a text of JSON; `CheckpointError` for other texts."""
     try:
         value = json.loads(text.decode("utf-8"))
         if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
@@ -122,7 +122,7 @@ def _parse_json(text: bytearray) -> dict[str, Any]:
 
 
 def _parse_yaml(text: bytearray) -> dict[str, Any]:
-    """Return the keys in a text of YAML; `CheckpointError` for anything else."""
+    """Return the keys in a text of YAML; `CheckpointError` for other texts."""
     import yaml
 
     from wqk.checkpoints.pickles import plain
@@ -139,7 +139,7 @@ def _parse_yaml(text: bytearray) -> dict[str, Any]:
 
 
 def local_folder(folder: Path, opened: list[LocalFile] | None = None) -> Folder:
-    """Open a folder on disk; every file that is opened in it is added to ``opened``."""
+    """Open a folder on disk; opened files are appended to ``opened``."""
 
     def source(name: str) -> LocalFile | None:
         if not os.path.lexists(folder / name):
@@ -156,7 +156,7 @@ def local_folder(folder: Path, opened: list[LocalFile] | None = None) -> Folder:
 
 
 def beside(path: Path) -> str:
-    """Return the end of a message on a missing path: a folder or weight file of a similar name.
+    """Return the end of a message about a missing path: a folder or file with a similar name.
 
     Examples
     --------
@@ -207,13 +207,13 @@ class WeightFiles(NamedTuple):
     Attributes
     ----------
     files
-        Names within the folder; none if the folder holds no weights.
+        Names within the folder; empty if the folder contains no weights.
     listed_in
         The index that names the files; None without an index.
     notes
-        Sentences about files of the same kind that were passed over.
+        Sentences about files of the same kind that were not chosen.
     format
-        Format of another library; None for that of `transformers`.
+        Format of another library; None for the format of `transformers`.
     """
 
     files: tuple[str, ...]
@@ -223,7 +223,7 @@ class WeightFiles(NamedTuple):
 
 
 def choose_weights(folder: Folder) -> WeightFiles:
-    """Choose a folder's weights: those that `transformers` would load, or of another format.
+    """Choose a folder's weights: the files that `transformers` would load, or another format.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def _weights_by_name(folder: Folder, names: Sequence[str]) -> WeightFiles:
 
 
 def _distributed(folder: Folder) -> WeightFiles:
-    """Find a distributed checkpoint one folder deeper, or in a folder that cannot be listed."""
+    """Find a distributed checkpoint in a nested folder, or in a folder that cannot be listed."""
     if folder.names is None:
         descriptions = [METADATA] if folder.source(METADATA) is not None else []
     else:
@@ -276,14 +276,14 @@ def _distributed(folder: Folder) -> WeightFiles:
 
 
 def _describes_model(path: str) -> bool:
-    """Return whether a path is a description of weights, and not an optimizer's or a step's."""
+    """Return whether a path describes a model's weights, and not an optimizer or a step."""
     if PurePath(path).name != METADATA or path.startswith("optim"):
         return False
     return step_in(PurePosixPath(path).parts[0]) is None
 
 
 def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return a file with its other parts, if the name is ``…-00001-of-00003…``.
+    """Return a file; with its other parts, if the name is ``…-00001-of-00003…``.
 
     Examples
     --------
@@ -298,7 +298,7 @@ def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _one_model(names: tuple[str, ...], layout: Format) -> WeightFiles:
-    """Return the only model among files, or the last of a run; `CheckpointError` for several."""
+    """Return the only model among files, or the last model of a run; else `CheckpointError`."""
     are_steps = any("{}" in path for path in layout.config)  # each with its own configuration
     if are_steps and len(names) > 1:
         note = f"read {names[-1]}, the last of {len(names)} steps; name another by its path"
@@ -312,7 +312,7 @@ def _one_model(names: tuple[str, ...], layout: Format) -> WeightFiles:
 
 
 def _shortened_list(names: Sequence[str], most: int) -> str:
-    """Return the first names with commas between them, and an ellipsis if there are more."""
+    """Return the first names with commas between them; an ellipsis replaces further names."""
     listed = ", ".join(names[:most])
     return f"{listed}, …" if len(names) > most else listed
 
@@ -337,7 +337,7 @@ def _passed_over(chosen: WeightFiles, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
-    """Return the files that a sharded model's index names, all of them in the index's folder."""
+    """Return the files in the index of a sharded model; all are in the folder of the index."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
@@ -356,7 +356,7 @@ def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
 
 
 def unread_format(name: str) -> str | None:
-    """For a file in a format that is not read: what it is, and what to do; None for others.
+    """Return a description and advice for a file of an unsupported format; None for others.
 
     Examples
     --------
@@ -423,11 +423,11 @@ def weight_file(source: ByteSource) -> WeightFile:
 
 
 def _refuse_others(source: ByteSource) -> None:
-    """Raise `CheckpointError` for a file of another program whose name ends in ``.bin``.
+    """Raise `CheckpointError` for a file of another program with the ending ``.bin``.
 
-    A file of llama2.c begins with seven sizes of a model, or with a mark. A model of CTranslate2
-    begins with a version (4 bytes), the length of a name (2 bytes) and the name, which ends with a
-    zero byte.
+    A file of llama2.c begins with seven sizes of a model, or with magic bytes. A model of
+    CTranslate2 begins with a version (4 bytes), the length of a name (2 bytes) and the name, which
+    ends with a zero byte.
     """
     start = bytes_at(source, 0, min(64, source.size))
     has_sizes = False
@@ -447,10 +447,10 @@ def _refuse_others(source: ByteSource) -> None:
 
 
 class StoredCheckpoint(Checkpoint):
-    """One or more files of weights and a configuration.
+    """A checkpoint in one or more files of weights, with a configuration.
 
-    A tensor has up to three names: the user's, the name without wrappers; the stored name in a
-    file; and, if it is quantized, the names of its components, which are not listed.
+    A tensor has up to three kinds of names: its plain name without wrappers, for users; the stored
+    name in a file; and, if quantized, the names of its components, which are not listed.
 
     Parameters
     ----------
@@ -459,12 +459,12 @@ class StoredCheckpoint(Checkpoint):
     files
         Files of different tensors.
     transfers
-        Fetches the bytes of remote files; None if all files are local.
+        The transfers of remote files; None if all files are local.
 
     Raises
     ------
     CheckpointError
-        Two files hold a tensor of the same name, or quantized tensors are not understood.
+        Two files contain a tensor with the same name, or quantized tensors are not supported.
     """
 
     def __init__(
@@ -514,28 +514,28 @@ class StoredCheckpoint(Checkpoint):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Values that belong to the present content of the files."""
+        """Identity of the present content of the files."""
         return tuple(file.source.identity for file in dict.fromkeys(self._file_of.values()))
 
     @property
     def bytes_fetched(self) -> int | None:
-        """Bytes that came over the network since it was opened, headers and configuration too."""
+        """Bytes fetched since the checkpoint was opened, with headers and configuration."""
         return None if self._transfers is None else self._transfers.bytes
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
+        """Type, shape and size of every tensor, by name."""
         return self._tensors
 
     def prefetch(self, parts: Sequence[Part]) -> None:
-        """Start fetching what `read` will need."""
+        """Start to fetch the bytes that `read` will need."""
         for source, ranges in self._ranges(parts):
             source.want(ranges)
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """Read the rows of each part; see `Checkpoint.read`.
 
-        Parts are read in the order in which their rows lie in the files. All remote ranges are
-        requested before the first is waited for.
+        Parts are read in the order of their rows in the files. All remote ranges are requested in
+        parallel.
         """
         for part in parts:
             self.info(part.name)
@@ -550,8 +550,8 @@ class StoredCheckpoint(Checkpoint):
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
         """Return the stored bytes of a part, (bytes,).
 
-        None for remote parts, for quantized ones, and for files without rows, such as archives,
-        whose bytes have no meaning without strides.
+        None for remote parts, for quantized parts, and for files without rows, such as archives,
+        whose bytes depend on strides.
         """
         dtype, is_quantized = self.info(part.name).dtype, part.name in self._quantized
         if self._transfers is not None or is_quantized or is_float8(dtype):
@@ -571,7 +571,7 @@ class StoredCheckpoint(Checkpoint):
         return content
 
     def regrouping(self, part: Part) -> Regrouping | None:
-        """Return rows with their columns in other groups; None if groups are always neighbors."""
+        """Return rows for columns in other groups; None if groups are neighboring columns."""
         matrix = self._quantized.get(part.name)
         if matrix is None or not matrix.groups:
             return None
@@ -586,12 +586,12 @@ class StoredCheckpoint(Checkpoint):
         return Regrouping(matrix.groups, group_of, values)
 
     def _stored_place(self, part: Part) -> tuple[WeightFile, Part]:
-        """Return the file of a part, and the part under its name in that file."""
+        """Return the file of a part, and the part under its stored name."""
         stored = self._stored[part.name]
         return self._file_of[stored], part._replace(name=stored)
 
     def abandon(self) -> None:
-        """Stop waiting for what is on its way: reads in other threads end with an error."""
+        """Cancel all transfers: reads in other threads end with an error."""
         if self._transfers is not None:
             self._transfers.abandon()
         for file in dict.fromkeys(self._file_of.values()):
@@ -601,12 +601,12 @@ class StoredCheckpoint(Checkpoint):
                     source.clean()
 
     def _pieces(self, part: Part) -> dict[str, Part]:
-        """Return the stored parts of a part: itself, or the tensors of its codes and scales."""
+        """Return the stored parts of a part: the part, or the tensors of its codes and scales."""
         matrix = self._quantized.get(part.name)
         return {"": part} if matrix is None else matrix.parts(part)
 
     def _place(self, part: Part) -> tuple[int, list[tuple[int, int]]]:
-        """Return a key that sorts parts by file, and by the place of the first piece in it."""
+        """Return a sort key of parts: the file, and the position of the first piece in it."""
         first_piece = next(iter(self._pieces(part).values()))
         file, stored_part = self._stored_place(first_piece)
         return id(file), file.byte_ranges(stored_part)
@@ -631,7 +631,7 @@ class StoredCheckpoint(Checkpoint):
         return arrays[0]
 
     def _read_stored(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Return rows of tensors as they are stored in the files, whole numbers included."""
+        """Return rows of tensors in their stored types, including whole numbers."""
         places = [self._stored_place(part) for part in parts]
         return [file.read(stored_part) for file, stored_part in places]
 
@@ -690,7 +690,7 @@ def read_folder(folder: Folder, weights: WeightFiles | None = None) -> StoredChe
 
 
 def _stored_configuration(folder: Folder, chosen: WeightFiles) -> Mapping[str, Any]:
-    """Return the first configuration of the format that the folder contains; empty without one."""
+    """Return the first configuration of the format in the folder; empty without one."""
     paths: Iterable[str] = ("config.json",)
     if chosen.format:
         paths = chosen.format.configurations(chosen.files[0])
@@ -729,7 +729,7 @@ def _open_files(folder: Folder, chosen: WeightFiles) -> list[WeightFile]:
 def _description(
     folder: Folder, chosen: WeightFiles, files: Sequence[WeightFile]
 ) -> Mapping[str, Any]:
-    """Return the first description that files contain besides tensors; empty without one."""
+    """Return the first description in the files besides tensors; empty without one."""
     for file in files:
         about: Mapping[str, Any] | None = getattr(file, "about", None)
         if about:
@@ -753,7 +753,7 @@ def _completed(
 
 
 def _notes_on_skipped(files: Sequence[WeightFile]) -> tuple[str, ...]:
-    """Return the note on weights of an archive that are not read."""
+    """Return a note on weights of an archive that are not read."""
     skipped_keys = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
     if not skipped_keys:
         return ()
@@ -763,7 +763,7 @@ def _notes_on_skipped(files: Sequence[WeightFile]) -> tuple[str, ...]:
 def _side_by_side(
     open_file: Callable[[str], WeightFile], names: Sequence[str], transfers: Transfers
 ) -> list[WeightFile]:
-    """Open remote files at once, in threads of their own, which wait for the transfers."""
+    """Open remote files in parallel, in separate threads that wait for the transfers."""
     pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
     try:
         return list(pool.map(open_file, names))
@@ -775,7 +775,7 @@ def _side_by_side(
 
 
 def megatron_arguments(folder: Folder, inside: PurePosixPath) -> Mapping[str, Any]:
-    """Read the arguments that Megatron stores with distributed checkpoints; empty without them."""
+    """Return the arguments that Megatron stores with distributed checkpoints; else empty."""
     from wqk.checkpoints.torch_archive import TorchFile
 
     name = str(inside / COMMON)
@@ -790,7 +790,7 @@ def megatron_arguments(folder: Folder, inside: PurePosixPath) -> Mapping[str, An
 
 
 def _step(about: Mapping[str, Any]) -> int | None:
-    """Return the training step that a file of weights records."""
+    """Return the training step that is stored in a file of weights."""
     recorded = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
     return next((step for step in recorded if type(step) is int and step >= 0), None)
 
@@ -801,9 +801,9 @@ def open_local(path: Path) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        There are no weights, or weights of a kind that cannot be scored; or a file was replaced
-        while others were opened, as by a trainer that saves its next step. Headers of both steps
-        would be mixed.
+        The folder has no weights, or weights that cannot be scored; or a file was replaced while
+        other files were opened, for example by a trainer that saves its next step. Headers of two
+        steps would be mixed.
     """
     name, opened = redacted(str(path)), list[LocalFile]()
     with errors_about(name):
@@ -828,7 +828,7 @@ def open_local(path: Path) -> Checkpoint:
 
 
 def table_advice(path: Path) -> str:
-    """Return the end of a message on a file with the ending of a table: calls that read it."""
+    """Return the end of a message about a file that may be a table: calls that read tables."""
     is_table = path.suffix in (".csv", ".json", ".jsonl", ".parquet")
     if not is_table:
         return ""
@@ -859,5 +859,5 @@ def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights that can be opened."""
+    """Return whether a folder contains weights that can be opened."""
     return folder.is_dir() and bool(choose_weights(local_folder(folder)).files)

@@ -1,14 +1,14 @@
-"""GGUF, the format of llama.cpp: metadata, then tensors, some of them quantized.
+"""GGUF, the format of llama.cpp: metadata and tensors, some of them quantized.
 
-A file begins with ``GGUF``, its version, and the numbers of tensors and of metadata; then come the
-metadata, the tensors' names, shapes, types and places, and aligned, the data. Shapes are stored
-innermost axis first, so that a matrix (out, in) is stored as in, out. Specification:
+A file begins with ``GGUF``, its version, and the numbers of tensors and of metadata; then follow
+the metadata, the tensors' names, shapes, types and offsets, and, aligned, the data. Shapes are
+stored innermost axis first, so that a matrix (out, in) is stored as in, out. Specification:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-The metadata become a configuration in the terms of other files, as llama.cpp reads it. Much of what
-llama.cpp does is in its code and not in the file: which layers have a window, whose positions
-rotate and how, the scale, which keys of the metadata count at all. `llama-cpp.toml` has a row
-for every architecture; `tools/llama_cpp.py` writes that file from llama.cpp's sources.
+The metadata become a configuration with the keys of other files, as llama.cpp reads the metadata.
+Many facts are in llama.cpp's code and not in the file: the layers with a window, the rotation of
+positions, the scale, the keys of the metadata that have an effect. `llama-cpp.toml` has a row for
+every architecture; `tools/llama_cpp.py` writes that file from llama.cpp's sources.
 
 The blocks of quantized tensors are in `wqk.checkpoints.gguf_blocks`.
 """
@@ -109,7 +109,7 @@ DAMAGED = "download the file again, or convert the model again"
 
 
 def open_gguf(source: ByteSource) -> RowFile:
-    """Open a GGUF file; only the header is read, whose metadata is ``about["gguf"]``.
+    """Open a GGUF file; only the header is read. Its metadata are ``about["gguf"]``.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def open_gguf(source: ByteSource) -> RowFile:
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
-    """Return the numbers of tensors and of metadata, after a check of the mark and the version."""
+    """Return the numbers of tensors and of metadata, after a check of magic bytes and version."""
     start = cursor.take(4)
     refuse_pointer(start)
     if start != MAGIC:
@@ -173,12 +173,12 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _aligned(position: int, alignment: int) -> int:
-    """Return the first aligned position from this one on."""
+    """Return the first aligned position at or after a position."""
     return -(-position // alignment) * alignment
 
 
 class _TensorEntry(NamedTuple):
-    """A tensor of the header, and the offset of its first byte in the data."""
+    """A tensor in the header, and the offset of its first byte in the data."""
 
     name: str
     info: TensorInfo
@@ -186,7 +186,7 @@ class _TensorEntry(NamedTuple):
 
 
 def _require_contiguous(entries: Sequence[_TensorEntry], alignment: int) -> None:
-    """Check that each tensor begins where the one before it ends; llama.cpp loads no other file."""
+    """Check that tensors are stored without gaps; llama.cpp loads no other files."""
     expected: int | None = 0
     for name, info, offset in entries:
         if expected is not None and offset != expected:
@@ -201,7 +201,7 @@ def _require_contiguous(entries: Sequence[_TensorEntry], alignment: int) -> None
 def _tensor_entry(cursor: _Cursor) -> _TensorEntry:
     """Read the next tensor of the header: name, axes, shape, type and offset.
 
-    The size of a type that is not read is unknown, and 0 here; reading its values is refused.
+    The size of an unsupported type is unknown, and 0 here; its values cannot be read.
     """
     name, axes = cursor.name(), cursor.number(U32)
     if axes > MOST_AXES:
@@ -229,7 +229,7 @@ def _tensor_entry(cursor: _Cursor) -> _TensorEntry:
 
 
 class _Cursor:
-    """Reads a header from its start, some bytes ahead."""
+    """Reads a header from its start, with a buffer."""
 
     def __init__(self, source: ByteSource) -> None:
         self.position, self._size = 0, source.size
@@ -257,7 +257,7 @@ class _Cursor:
         return kind.unpack(self.take(kind.size))[0]
 
     def name(self) -> str:
-        """Return the next name, of a tensor or a key of the metadata."""
+        """Return the next name of a tensor, or key of the metadata."""
         name = self.take(self.number(U64))
         try:
             return name.decode("utf-8")
@@ -272,7 +272,7 @@ class _Cursor:
         Parameters
         ----------
         kind
-            Number of its type: one of `SCALARS`, `STRING` or `ARRAY`.
+            Number of the value's type: one of `SCALARS`, `STRING` or `ARRAY`.
         depth
             Number of arrays around the value.
 
@@ -315,42 +315,44 @@ ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 
 @cache
 def architectures() -> Mapping[str, Mapping[str, Any]]:
-    """Return the table of each architecture's attention in llama.cpp's code, by name in files.
+    """Return a table of the attention in llama.cpp's code, by name of the architecture in files.
 
-    Keys are left out where the code does the usual:
+    Keys with the usual value are left out:
 
     ``rotary``
-        How pairs lie, ``half`` or ``interleaved``; ``none``; ``by sections``: interleaved unless
-        the file has sections for several axes.
+        Order of rotary pairs, ``half`` or ``interleaved``; ``none``; or ``by sections``:
+        interleaved unless the file has sections for several axes.
     ``keys``
-        Those of the metadata that few architectures read, and this one does.
+        Keys of the metadata that this architecture reads, but most architectures do not.
     ``window``
-        ``kind`` (``standard``, ``symmetric``, ``chunked``); its ``size`` where the file has none,
-        or ``always``; ``every`` how many layers one has none, the last of them or the ``first``;
-        only at this ``depth``.
+        ``kind`` (``standard``, ``symmetric``, ``chunked``); ``size``, if the file has no size, or
+        ``always``; ``every``, the period of layers without a window, which are the last or the
+        ``first`` of a period; ``depth``, the only number of layers with windows.
     ``turned``
-        Which layers have rotary positions: ``windowed`` ones, all but one in ``unturned_every``, or
-        ``finetuned``, a key of the metadata.
+        Layers with rotary positions: ``windowed`` layers, all except one in ``unturned_every``, or
+        by ``finetuned``, a key of the metadata.
     ``local_base``, ``local_scaling``
-        Whether windowed layers have a base of their own, 10,000 (``own``) or as the others
-        (``same``) where the file is silent; false if their positions are not scaled.
+        Base of windowed layers if the file sets none: 10,000 (``own``) or the base of other layers
+        (``same``). Scaling is false if the positions of windowed layers are not scaled.
     ``factors``
-        Whether the file's factors of frequencies are used, in ``all`` layers or ``full`` ones.
+        Use of the file's factors of frequencies: in ``all`` layers or ``full`` layers.
     ``scale``, ``wide_scale_at``
-        The score's, and the depth at which it is that of the model's width over its heads.
+        Scale of the score; number of layers for which the scale follows from the model's width
+        divided by its heads.
     ``yarn_log``, ``yarn_both``
-        Multiplier of the file's YaRN logarithm, where it is used; true if it is in the scale alone.
+        Multiplier of the file's YaRN logarithm, if used; true if YaRN's factor is only in the
+        scale.
     ``alibi``, ``alibi_at``, ``softcap``, ``causal``
-        Constants of the code; the depth at which there are linear biases and no rotation.
+        Constants of the code; the number of layers with linear biases instead of a rotation.
     ``norm``, ``gain``, ``after``, ``head_norm``, ``bare_head_norm``, ``norm_after_rotary``,
     ``latent``, ``gated``, ``sinks``, ``temperature``, ``unread``
-        What decides the family.
+        Keys that determine the family.
     """
     return {name: row for name, row in _table().items() if isinstance(row, dict)}
 
 
 def commit() -> str:
-    """Return the commit of llama.cpp from whose sources the table was made."""
+    """Return the commit of llama.cpp that the table was made from."""
     return str(_table()["commit"])
 
 
@@ -361,14 +363,14 @@ def _table() -> Mapping[str, Any]:
 
 
 class _File(NamedTuple):
-    """A file's own metadata, and the row of its architecture in `architectures`.
+    """Metadata of a file, and the row of its architecture in `architectures`.
 
     Attributes
     ----------
     own
         Metadata of the architecture, nested, without the architecture's name.
     factors
-        Factors of rotary frequencies; None if the file has none.
+        Factors of rotary frequencies; None if absent.
     code
         Row of the architecture; empty for an unknown one.
     depth
@@ -381,12 +383,12 @@ class _File(NamedTuple):
     depth: int
 
     def is_at_depth(self, key: str) -> bool:
-        """Return whether a row of the code holds for models of just this many blocks."""
+        """Return whether a row of the code applies to models with this number of blocks."""
         return self.code.get(key) == self.whole("block_count", -1)
 
     @property
     def has_alibi_at_depth(self) -> bool:
-        """Return whether the model has, by its number of blocks, biases in place of a rotation."""
+        """Return whether the model has biases instead of a rotation, by its number of blocks."""
         return self.is_at_depth("alibi_at")
 
     def get(self, key: str) -> Any:
@@ -407,15 +409,15 @@ class _File(NamedTuple):
         return value if type(value) is int else default
 
     def reads(self, key: str) -> bool:
-        """Return whether llama.cpp reads a key that few architectures have."""
+        """Return whether llama.cpp reads a key for this architecture."""
         return key in self.code.get("keys", ())
 
 
 def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration in a file's metadata; dots in keys become nested tables.
 
-    Added are ``model_type``, numbers of heads, layers and windows under the names that
-    `transformers` has for them, and what llama.cpp's code knows by architecture.
+    The result also contains ``model_type``, the numbers of heads, layers and windows under their
+    names in `transformers`, and facts about the architecture from llama.cpp's code.
 
     Examples
     --------
@@ -449,7 +451,7 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary_factors(metadata: Mapping[str, Any]) -> Sequence[float] | None:
-    """Return the factors of rotary frequencies that a file has as a tensor; None without them."""
+    """Return the factors of rotary frequencies in a tensor of the file; None if absent."""
     for name in ROTARY_FACTORS:
         factors = metadata.get(name)
         if isinstance(factors, list):
@@ -458,7 +460,7 @@ def _rotary_factors(metadata: Mapping[str, Any]) -> Sequence[float] | None:
 
 
 def _window_keys(file: _File, windows: Sequence[int]) -> dict[str, Any]:
-    """Return the keys of windows, in `transformers`' names; empty if no layer has a window."""
+    """Return the keys of windows, named as in `transformers`; empty if no layer has a window."""
     if not any(windows):
         return {}
     kind = file.code["window"]["kind"]
@@ -474,7 +476,7 @@ def _window_keys(file: _File, windows: Sequence[int]) -> dict[str, Any]:
 
 
 def _has_interleaved_pairs(file: _File) -> bool:
-    """Return whether dimension 2k turns with 2k + 1, and not k with k + P."""
+    """Return whether dimension 2k rotates with 2k + 1, and not k with k + P."""
     order = file.code.get("rotary")
     sections = file.get("rope.dimension_sections")
     has_sections = isinstance(sections, list) and len(sections) > 1 and all(sections[:2])
@@ -482,7 +484,7 @@ def _has_interleaved_pairs(file: _File) -> bool:
 
 
 def _rotations(file: _File, has_windows: bool) -> dict[str, dict[str, Any]]:
-    """Return the rotary parameters of each kind of layers that a model has."""
+    """Return the rotary parameters of each kind of layers in a model."""
     rotations = {"full_attention": _rotation(file, is_local=False)}
     if has_windows:
         local = _rotation(file, is_local=True)
@@ -513,7 +515,7 @@ def _nested(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _heads(file: _File) -> dict[str, Any]:
-    """Return the numbers of heads, and their widths in all layers and in windowed ones."""
+    """Return the numbers of heads, and their widths in all layers and in layers with a window."""
     heads, width = file.get("attention.head_count"), file.get("embedding_length")
     counts = heads if isinstance(heads, list) else [heads]
     most_heads = max((count for count in counts if type(count) is int), default=0)
@@ -584,7 +586,7 @@ def _windows(file: _File) -> list[int]:
 
 
 def _turned(file: _File, windows: Sequence[int]) -> list[bool]:
-    """Return, for each layer, whether the layer has rotary positions."""
+    """Return whether each layer has rotary positions."""
     code = file.code
     if code.get("rotary", "none") == "none" or file.has_alibi_at_depth:
         return [False] * file.depth
@@ -605,7 +607,7 @@ def _turned(file: _File, windows: Sequence[int]) -> list[bool]:
 
 
 def _rotation(file: _File, is_local: bool) -> dict[str, Any]:
-    """Return the rotary parameters of layers with or without a window, in `transformers`' keys."""
+    """Return the rotary parameters of layers with or without a window, as in `transformers`."""
     code, base = file.code, file.number("rope.freq_base", 10_000.0)
     if is_local and "local_base" in code:
         default_base = base if code["local_base"] == "same" else 10_000.0
@@ -635,7 +637,7 @@ def _rotation(file: _File, is_local: bool) -> dict[str, Any]:
 
 
 def _yarn(file: _File, factor: float, amplitude: float) -> dict[str, Any]:
-    """Return the parameters of YaRN, whose attention factor the file or the code sets."""
+    """Return the parameters of YaRN; its attention factor is set by the file or the code."""
     parameters: dict[str, Any] = {}
     multiplier = file.number("rope.scaling.yarn_log_multiplier") or 0
     weight = multiplier * file.code.get("yarn_log", 0)

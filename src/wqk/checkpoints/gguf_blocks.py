@@ -1,16 +1,16 @@
-"""Blocks of GGUF: values of few bits, and how they lie in bytes.
+"""Blocks of GGUF: values of few bits, and their layout in bytes.
 
 A row of a quantized tensor is a sequence of blocks. A block has a fixed number of values and of
-bytes. Its bytes are fields, one after the other; each function here names them in this order. Terms
+bytes. Its bytes are consecutive fields; each function here lists the fields in their order. Terms
 of the tables:
 
 - d, m: float16, in 2 bytes, little-endian; ``d`` is a scale, ``m`` an offset;
-- n × b bits: n codes of b bits. Unless a function says otherwise, a byte has codes of places that
-  are far apart, from the lowest bits on: the low halves of 16 bytes are the codes 0–15 of a block,
-  the high halves are the codes 16–31.
+- n × b bits: n codes of b bits. By default, a byte contains codes of distant positions, the lowest
+  bits first: the low halves of 16 bytes are the codes 0–15 of a block, the high halves are the
+  codes 16–31.
 
 Blocks of 256 values ("K") are 8 sub-blocks of 32 values or 16 of 16. A sub-block has a scale, which
-is a code as well, under the scale of the block. Sources: ``ggml-common.h`` (the fields) and
+is also a code, multiplied by the scale of the block. Sources: ``ggml-common.h`` (the fields) and
 ``ggml-quants.c`` (the arithmetic) of https://github.com/ggml-org/ggml.
 
 Types of a codebook (IQ, TQ) are unpacked by the package ``gguf``.
@@ -41,9 +41,9 @@ class Quantization(NamedTuple):
     unpack
         Function from blocks (B, nbytes) to values (B, values), in float32.
     shared
-        Values that share a scale.
+        Number of values that share a scale.
     steps
-        Distance of neighboring values, as a share of the largest one with this scale.
+        Distance of neighboring values, relative to the largest value with this scale.
     """
 
     values: int
@@ -54,7 +54,7 @@ class Quantization(NamedTuple):
 
 
 def _fields(blocks: np.ndarray, *widths: int) -> list[np.ndarray]:
-    """Cut blocks (B, bytes) into fields of these widths in bytes, one after the other."""
+    """Cut blocks (B, bytes) into consecutive fields of these widths in bytes."""
     fields = []
     start = 0
     for width in widths:
@@ -79,26 +79,26 @@ def _nibbles(field: np.ndarray) -> np.ndarray:
 
 
 def _bits(field: np.ndarray) -> np.ndarray:
-    """Return the single bits of a field, the lowest of each byte first: (B, n) becomes (B, 8n)."""
+    """Return the single bits of a field, the lowest bit of a byte first: (B, n) becomes (B, 8n)."""
     return np.unpackbits(np.ascontiguousarray(field), axis=1, bitorder="little")
 
 
 def _layers(field: np.ndarray, groups: int, bits: int) -> np.ndarray:
-    """Return the codes of a field whose bytes hold codes of places that are far apart.
+    """Return the codes of a field in which a byte contains codes of distant positions.
 
     Parameters
     ----------
     field
         Bytes (B, n).
     groups
-        Groups of neighboring bytes, each of which holds neighboring values.
+        Number of groups of neighboring bytes; a group contains neighboring values.
     bits
         Bits of a code.
 
     Returns
     -------
-    Codes (B, groups, 8 / bits, n / groups): of a group, first the codes in the lowest bits of all
-    its bytes, then those in the next bits. Read in order, these are the values of a block.
+    Codes (B, groups, 8 / bits, n / groups): in a group, first the codes in the lowest bits of all
+    its bytes, then the codes in the next bits. In this order, the codes are the values of a block.
 
     Examples
     --------
@@ -115,8 +115,8 @@ def _layers(field: np.ndarray, groups: int, bits: int) -> np.ndarray:
 def _scaled(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray | None = None) -> np.ndarray:
     """Return codes · scales − offsets, with one scale and offset for each sub-block.
 
-    ``codes`` are those of all sub-blocks, in order, in any shape (B, …); ``scales`` and ``offsets``
-    are (B, S). The result is (B, values), in float32.
+    ``codes`` are the codes of all sub-blocks, in order, in any shape (B, …); ``scales`` and
+    ``offsets`` are (B, S). The result is (B, values), in float32.
     """
     values = codes.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]
     if offsets is not None:
@@ -281,14 +281,14 @@ def _unsigned_float8(stored: np.ndarray) -> np.ndarray:
 
 
 def _q1_0(blocks: np.ndarray) -> np.ndarray:
-    """128 values ±d: d; 128 bits, in order, of which a set one stands for +."""
+    """128 values ±d: d; 128 bits, in order; a set bit is +."""
     scale, signs = _fields(blocks, 2, 16)
     values: np.ndarray = _float16(scale) * (2 * _bits(signs).astype(np.float32) - 1)
     return values
 
 
 def _by_gguf(kind: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function that unpacks blocks of a type with ggml's own package, ``gguf``."""
+    """Return a function that unpacks blocks of a type with ggml's package ``gguf``."""
 
     def unpack(blocks: np.ndarray) -> np.ndarray:
         try:
@@ -335,7 +335,7 @@ QUANTIZED: dict[str, Quantization] = {
 
 
 def _unpack(kind: Quantization, blocks: np.ndarray, out: np.ndarray) -> None:
-    """Write the values of blocks (B, nbytes) into a flat array, as `widened` needs."""
+    """Write the values of blocks (B, nbytes) into a flat array, for `widened`."""
     out[...] = kind.unpack(blocks).reshape(-1)
 
 

@@ -1,4 +1,4 @@
-"""Repositories of the Hub: their files come whole from the Hub's own cache, or in ranges."""
+"""Repositories of the Hub: files come from the cache of the Hub's client, or in ranges."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HubRequest:
-    """A folder of a repository's revision to open."""
+    """A folder in a revision of a repository, to open."""
 
     repository: str
     revision: str | None
@@ -62,7 +62,7 @@ class HubRequest:
 
     @property
     def note(self) -> str:
-        """Name under which the revision's listing is noted in the cache."""
+        """Name of the note in the cache with the revision's listing."""
         from huggingface_hub import constants
 
         return f"{constants.ENDPOINT} {self.repository} {self.revision or 'main'}"
@@ -77,25 +77,25 @@ def open_hub(
     base: str | None = None,
     **settings: Unpack[HubAccess],
 ) -> Checkpoint:
-    """Open a repository's weights; only headers are fetched before something is read.
+    """Open a repository's weights; only headers are fetched until tensors are read.
 
     Parameters
     ----------
     repository, revision, subfolder
         The repository, its revision, and the folder with the weights.
     adapters
-        Whether an adapter is opened on its base model. A base model is opened without: it might be
-        an adapter that names itself.
+        Whether an adapter is opened on its base model. False for base models, because a base model
+        may be an adapter that names itself.
     base
-        Base model of an adapter, in place of the one that the adapter names.
+        Base model of an adapter, instead of the base that the adapter names.
     **settings
         Login and cache; see `HubAccess`.
 
     Raises
     ------
     HubError
-        There is no such repository or revision, no permission, or no network and nothing in the
-        cache.
+        The repository or revision does not exist, access is denied, or there is no network and the
+        cache lacks the files.
     CheckpointError
         The repository has no weights that can be scored.
     """
@@ -126,14 +126,14 @@ def open_hub(
 def open_base(
     adapter: Adapter, base: str | None = None, **settings: Unpack[HubAccess]
 ) -> Checkpoint:
-    """Open the base model of an adapter from the hub, or ``base`` in its place.
+    """Open the base model of an adapter from the Hub, or ``base`` instead.
 
     Parameters
     ----------
     adapter
         The adapter, which names a base model.
     base
-        Path or Hub id of another base model; None for the one that the adapter names.
+        Path or Hub id of another base model; None for the base that the adapter names.
     **settings
         Login and cache; see `HubAccess`.
 
@@ -163,17 +163,17 @@ def open_base(
 
 
 def open_on_base(adapter: Adapter, base: str | None, settings: HubAccess) -> Checkpoint:
-    """Open an adapter on its base model, as `open_base` finds the base model."""
+    """Open an adapter on its base model; see `open_base`."""
     return AdaptedCheckpoint(open_base(adapter, base, **settings), adapter.on_base(base))
 
 
 def _looked_for(path: str) -> str:
-    """Return the absolute path of a base model for an error, without the secrets of addresses."""
+    """Return the absolute path of a base model for an error, without secrets of addresses."""
     return redacted(str(Path(path).absolute()))
 
 
 def is_hub_id(ref: str) -> bool:
-    """Return whether a string that is no path could name a repository: ``name``, ``owner/name``.
+    """Return whether a string that is not a path may be a repository: ``name``, ``owner/name``.
 
     Examples
     --------
@@ -204,7 +204,7 @@ NOT_OWNERS = ("api", "datasets", "spaces")
 
 
 class HubPage(NamedTuple):
-    """Content of a page of the Hub: a repository, or a folder in one of its revisions."""
+    """Repository, revision and folder of a page of the Hub."""
 
     repository: str
     revision: str | None
@@ -254,7 +254,7 @@ def _open_listed(request: HubRequest, listing: Listing, *, offline: bool) -> Che
 def _file_on_hub(
     request: HubRequest, listing: Listing, path: str, *, offline: bool
 ) -> ByteSource | None:
-    """Open a listed file, from the Hub's own cache where it is complete; None if not listed."""
+    """Open a listed file, from the cache of the Hub's client if complete; None if not listed."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
 
     if path not in listing.files:
@@ -284,14 +284,14 @@ def _file_on_hub(
 
 
 def _list(request: HubRequest) -> Listing:
-    """List a revision's files, and note the listing."""
+    """List a revision's files, and write the listing to a note."""
     listing = list_repository(request.repository, request.revision, request.access.token)
     request.access.cache.write_note(request.note, listing.to_note())
     return listing
 
 
 def _open_offline(request: HubRequest, reason: str) -> Checkpoint:
-    """Open a revision that was downloaded whole, or the ranges that earlier scans have left."""
+    """Open a revision from a complete download, or from the ranges in the cache."""
     incomplete: CheckpointError | None = None
     try:
         checkpoint = _open_download(request)

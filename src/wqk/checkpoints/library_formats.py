@@ -13,19 +13,19 @@ class Format(NamedTuple):
     Attributes
     ----------
     name
-        Noun phrase for messages.
+        Noun phrase, for messages.
     weights
         Pattern of the names of the weights, within the folder.
     config
-        Names of the configuration, of which the first that exists is read. ``{}`` stands for the
-        first group of the pattern: each file of weights has a configuration of its own.
+        Names of the configuration; the first existing file is read. ``{}`` is the first group of
+        the pattern, for formats with a configuration for each file of weights.
     section
-        Key of the configuration that holds that of the model; empty if it is not nested.
+        Key of the nested configuration of the model; empty if not nested.
     model_type
-        Model type of the families; empty if the configuration sets it.
+        Model type of the families; empty if the configuration sets the type.
     split_axis
-        Function from the name and shape of a tensor, and the width of the model, to the axis along
-        which it is split over tensor-parallel files; None if every file has all of it.
+        Function of the name and shape of a tensor, and the width of the model, that returns the
+        axis of the split over tensor-parallel files; None if every file has the whole tensor.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Format(NamedTuple):
     split_axis: Callable[..., int | None] | None = None
 
     def configurations(self, weights: str) -> tuple[str, ...]:
-        """Return the names that the configuration of weights of this name may have."""
+        """Return the possible names of the configuration for weights of this name."""
         match = re.fullmatch(self.weights, weights)
         group = match[1] if match and match.re.groups else ""
         return tuple(name.format(group) for name in self.config)
@@ -93,7 +93,7 @@ FORMATS = (
 
 
 def format_of(name: str) -> Format | None:
-    """Return the format whose weights have this name; None for `transformers` and unknown names.
+    """Return the format of weights with this name; None for `transformers` and unknown names.
 
     Examples
     --------

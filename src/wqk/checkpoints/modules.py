@@ -1,7 +1,8 @@
-"""Models in memory as checkpoints, whatever stands around them and their modules.
+"""Models in memory as checkpoints, also within wrappers.
 
-Compilation, parallelism and activation checkpointing wrap a module in another, whose name stays in
-those of the tensors, also once they are saved. PEFT replaces a module by one that holds it.
+Compilation, parallelism and activation checkpointing wrap a module in another module, whose name
+becomes a part of the names of tensors, also in saved files. PEFT replaces a module by a module that
+contains it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ADAPTED = "base_layer"
 
 
 def without_adapter(name: str) -> str:
-    """Return a tensor's name as it was before the module was adapted.
+    """Return a tensor's name before the module was adapted.
 
     Examples
     --------
@@ -50,7 +51,7 @@ def without_adapter(name: str) -> str:
 
 
 def adapted_modules(model: Any) -> dict[str, Any]:
-    """Return the adapted modules of a model, by the plain names of the weights that they adapt."""
+    """Return the adapted modules of a model, by the plain names of the adapted weights."""
     return {
         without_adapter(plain_name(f"{name}.weight")): module
         for name, module in model.named_modules()
@@ -59,7 +60,7 @@ def adapted_modules(model: Any) -> dict[str, Any]:
 
 
 def require_plain_lora(module: Any, name: str) -> None:
-    """Raise `CheckpointError` if the adapters of a module do more than to add a product."""
+    """Raise `CheckpointError` if the adapters of a module do more than add a product."""
     has_factors = hasattr(module, "lora_A")
     # Each of these attributes has a value for every adapter of the module.
     variants = [getattr(module, name, {}) for name in ("use_dora", "lora_bias", "lora_variant")]
@@ -80,7 +81,7 @@ def with_adapter(weight: Any, module: Any, name: str) -> Any:
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model itself."""
+    """Return the model without wrappers."""
     while True:
         children = dict(model.named_children())
         if len(children) == 1 and WRAPPED & children.keys():
@@ -116,8 +117,8 @@ class StateDict(Checkpoint):
     config, name
         As the attributes of `Checkpoint`.
     adapted
-        Modules that add something to weights, by the weights' plain names. None for a mapping,
-        whose adapters are unknown, so that names are left as they are.
+        Modules with adapters, by the plain names of the adapted weights. None for a mapping: its
+        adapters are unknown, and names are not changed.
     """
 
     def __init__(
@@ -142,15 +143,15 @@ class StateDict(Checkpoint):
             self.config = lens_configuration(config, self._tensors)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
+        """Type, shape and size of every tensor, by name."""
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Copy the rows of each part to the host, joined, as training goes on."""
+        """Copy the rows of each part to the host, joined; training may change them later."""
         return [self._read(part) for part in parts]
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:
-        """Return a part's bytes, of arrays that NumPy reads and no adapter changes."""
+        """Return a part's bytes, if NumPy reads the array and no adapter changes it."""
         array = self._arrays.get(part.name)
         if part.name in self.adapted or type(array) is not np.ndarray:
             return None
@@ -183,7 +184,7 @@ class StateDict(Checkpoint):
 
 
 class Read(Enum):
-    """Weights of a model in memory."""
+    """Kinds of arrays for the weights of a model in memory."""
 
     HOST = "copies on the host, as NumPy arrays"
     DEVICE = "tensors on their own device, without gradients, gathered if they are sharded"
@@ -191,10 +192,10 @@ class Read(Enum):
 
 
 class LiveCheckpoint(StateDict):
-    """A module's weights as they are now, by the names that it saves them under.
+    """A module's present weights, by their names in saved files.
 
-    They are looked up at every reading, since FSDP and others replace parameters during a pass, and
-    widened to at least float32.
+    Weights are looked up on every read, because FSDP and other wrappers replace parameters during a
+    pass. Values are widened to at least float32.
 
     Parameters
     ----------
@@ -208,8 +209,8 @@ class LiveCheckpoint(StateDict):
     Raises
     ------
     CheckpointError
-        The object is no module; or gradients are requested, and parameters are on the meta device
-        or sharded.
+        The object is not a module; or gradients are requested, but parameters are on the meta
+        device or sharded.
     """
 
     def __init__(self, model: Any, read: Read = Read.HOST, *, keep: bool = True) -> None:
@@ -241,7 +242,7 @@ class LiveCheckpoint(StateDict):
                 _require_values(parameter, f"{kind}: {name}")
 
     def current(self, name: str) -> Any:
-        """Return a parameter or buffer itself, or a tensor joined from several on saving."""
+        """Return a parameter or buffer, or a tensor that is joined from several on saving."""
         if name in self._owners:
             owner, attribute = self._owners[name]
             return getattr(owner(), attribute)
@@ -251,12 +252,12 @@ class LiveCheckpoint(StateDict):
         return self._state(network)[stored]
 
     def _state(self, network: Any) -> dict[str, Any]:
-        """Return the tensors of the module by name, with weights as passes use them."""
+        """Return the tensors of the module by name, with weights as used in passes."""
         tensors: dict[str, Any] = network.state_dict(keep_vars=True)
         return with_computed(tensors, self._computed) if self._computed else tensors
 
     def writable(self, name: str) -> Any:
-        """Return a parameter that can be changed in place; `CheckpointError` if none is stored."""
+        """Return a parameter that can be changed in place; `CheckpointError` if not stored."""
         import torch
 
         tensor, kind = self.current(name), self.info(name).dtype
@@ -280,7 +281,7 @@ class LiveCheckpoint(StateDict):
         return tensor
 
     def require_stored(self, names: Iterable[str]) -> None:
-        """Raise `CheckpointError` if one of some weights is computed from other parameters."""
+        """Raise `CheckpointError` if any of these weights is computed from other parameters."""
         for name in sorted(names):
             computed = self._computed.get(self._stored.get(name, name))
             if computed is not None:
@@ -291,7 +292,7 @@ class LiveCheckpoint(StateDict):
                 )
 
     def memory(self, name: str) -> Any:
-        """Return values that are equal for two names of parameters at one place in memory."""
+        """Return a value that is equal for two names of one parameter in memory."""
         if name not in self._owners:
             return name
         tensor = self.current(name)
@@ -299,7 +300,7 @@ class LiveCheckpoint(StateDict):
         return place or id(tensor)
 
     def whole(self, name: str) -> Any:
-        """Return a weight as passes use it, without gradients, adapted, gathered if sharded."""
+        """Return a weight as used in passes: without gradients, adapted, gathered if sharded."""
         tensor = self.current(name).detach()
         if name in self.adapted:
             tensor = with_adapter(tensor, self.adapted[name], name)
@@ -322,7 +323,7 @@ class LiveCheckpoint(StateDict):
 
 
 def open_live(model: Any) -> StateDict:
-    """Open a module by its state dict and configuration, or a state dict by itself."""
+    """Open a module by its state dict and configuration, or only a state dict."""
     if hasattr(model, "named_modules"):
         return LiveCheckpoint(model)
     if hasattr(model, "state_dict"):
@@ -356,10 +357,10 @@ def _configuration(model: Any) -> Mapping[str, Any]:
 
 
 def _configuration_object(model: Any) -> Any:
-    """Return the configuration that a module holds, an object or a dictionary; None without one.
+    """Return the configuration of a module, an object or a dictionary; None without one.
 
-    It is an attribute of a usual name, the only dataclass among the attributes, or that of the only
-    part with a ``config``.
+    The configuration is an attribute with a usual name, the only dataclass among the attributes, or
+    the ``config`` of the only part that has one.
     """
     for name in CONFIGURATIONS:
         config: Any = getattr(model, name, None)
@@ -390,10 +391,11 @@ def _attributes(config: Any) -> Mapping[Any, Any]:
 
 
 def _counted(model: Any) -> dict[str, Any]:
-    """Return the number of heads that modules count themselves, as `nn.MultiheadAttention` does.
+    """Return the numbers of heads that modules store, such as `nn.MultiheadAttention`.
 
-    If stages have different numbers, as in Swin, these are a list by the first number in the names
-    of the modules. If modules of a stage differ, the number is unknown, and left out.
+    If stages have different numbers, as in Swin, the numbers are a list, ordered by the first
+    number in the names of the modules. If modules of a stage differ, the number is unknown, and
+    left out.
     """
     modules = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
     counts_by_stage: dict[str, set[int]] = {}
@@ -429,7 +431,7 @@ def _of_known_library(model: Any) -> dict[str, Any]:
 def _timm_configuration(model: Any) -> dict[str, Any]:
     """Return the configuration of a vision transformer of timm; empty for other attention.
 
-    Norms of queries and keys, and attention of another kind, are not in the family.
+    The family does not cover norms of queries and keys, or other kinds of attention.
     """
     layers = list(model.blocks)
     attention: Any = getattr(layers[0], "attn", None)
@@ -446,7 +448,7 @@ def _timm_configuration(model: Any) -> dict[str, Any]:
 
 
 def _open_clip_configuration(model: Any) -> dict[str, Any]:
-    """Return the configuration of a model of OpenCLIP; empty if a tower is of another kind."""
+    """Return the configuration of a model of OpenCLIP; empty if a tower is not supported."""
     text = model if hasattr(model, "transformer") else getattr(model, "text", None)
     towers = {"vision_cfg": model.visual, "text_cfg": text}
     config: dict[str, Any] = {"model_type": "open_clip"}
@@ -463,8 +465,8 @@ def _open_clip_configuration(model: Any) -> dict[str, Any]:
 def _norms_queries(model: Any) -> bool:
     """Return whether the code of modules with queries normalizes queries.
 
-    Speed runs have no switch for this norm. Nearly all have the norm: without code to read, the
-    norm is assumed.
+    Speed runs have no switch for this norm, and nearly all use the norm. If no code can be read,
+    the norm is assumed.
     """
     try:
         code = [
@@ -495,7 +497,7 @@ def _info(value: Any) -> TensorInfo:
 
 
 def _on_host(value: Any) -> np.ndarray:
-    """Return a NumPy array in float32, or in float64 if the tensor is."""
+    """Return a NumPy array in float32, or in float64 for a float64 tensor."""
     if hasattr(value, "detach"):  # PyTorch
         tensor = value.detach().cpu()
         if str(tensor.dtype) != "torch.float64":

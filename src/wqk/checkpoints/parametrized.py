@@ -1,8 +1,8 @@
 """Weights that a module computes from other parameters: parametrizations of PyTorch.
 
-`torch.nn.utils.parametrizations` (spectral norm, weight norm, orthogonal matrices, any own one)
-keep the originals in a module ``parametrizations`` and compute the weight whenever it is used. The
-older `torch.nn.utils.weight_norm` and `spectral_norm` compute it in a hook before each pass.
+`torch.nn.utils.parametrizations` (spectral norm, weight norm, orthogonal matrices, custom classes)
+keep the originals in a module ``parametrizations``, and compute the weight on every use. The older
+`torch.nn.utils.weight_norm` and `spectral_norm` compute the weight in a hook before each pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORIGINALS = ("_g", "_v", "_u", "_orig")
 
 @dataclass(frozen=True)
 class ComputedWeight:
-    """A weight of a module that is computed from others.
+    """A weight of a module that is computed from other tensors.
 
     Attributes
     ----------
@@ -48,13 +48,13 @@ class ComputedWeight:
 
     @property
     def originals(self) -> tuple[str, ...]:
-        """Paths, within the module, of the tensors or the part that the weight is computed from."""
+        """Paths, within the module, of the tensors or the part that determine the weight."""
         if self.hook is None:
             return (f"parametrizations.{self.attribute}",)
         return tuple(f"{self.attribute}{ending}" for ending in ORIGINALS)
 
     def value(self) -> Any:
-        """Return the present weight; the state of a spectral norm's power iteration is kept."""
+        """Return the present weight, without changing the power iteration of a spectral norm."""
         owner: Any = self.owner()
         if self.hook is None:
             with _evaluated(owner.parametrizations[self.attribute]):
@@ -89,7 +89,7 @@ def computed_weights(model: Any) -> dict[str, ComputedWeight]:
 def with_computed(
     tensors: Mapping[str, Any], computed: Mapping[str, ComputedWeight]
 ) -> dict[str, Any]:
-    """Return the tensors of a state dict with computed weights in place of their originals."""
+    """Return the tensors of a state dict, with computed weights instead of their originals."""
     originals: list[str] = []
     for name, weight in computed.items():
         prefix = plain_name(name).removesuffix(weight.attribute)
@@ -113,7 +113,7 @@ def _older_hooks() -> tuple[type, ...]:
 
 @contextmanager
 def _evaluated(module: Any) -> Iterator[None]:
-    """Put a module in evaluation mode for a while, so that a spectral norm does not change."""
+    """Put a module temporarily in evaluation mode, so that a spectral norm does not change."""
     modes = [(part, part.training) for part in module.modules()]
     for part, _ in modes:
         part.training = False

@@ -1,9 +1,9 @@
-"""Pickles read as data: tensors, plain values and records of known kinds; nothing is executed.
+"""Pickles read as data: tensors, plain values and records of known classes; nothing is executed.
 
-A pickle is a program that builds an object, and may call any function it names. Here a name stands
-for a reader of ours or for an inert record, and every other name is refused, so that the worst a
-pickle can contain is nonsense. Those in torch archives describe tensors by their types, shapes,
-strides and storages.
+A pickle is a program that builds an object, and may call any function by name. Here a name refers
+to a reader in this module or to an inert record; every other name raises an error. Therefore a
+malicious pickle can only produce wrong values. Pickles in torch archives describe tensors by their
+types, shapes, strides and storages.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Refused(pickle.UnpicklingError):
-    """The pickle names a function or class that is not known to be data."""
+    """The pickle names a function or class that is not known as data."""
 
 
 class Record:
-    """An object whose class is not run, and of which only the attributes are kept."""
+    """An object whose class is not run; only its attributes are kept."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state: Any = None  # its attributes, in most cases a dictionary
@@ -44,9 +44,9 @@ class Record:
 class DataUnpickler(pickle._Unpickler):
     """Reads one pickle.
 
-    It is built on the unpickler written in Python: the one in C allocates whatever a pickle claims
-    to need. Classes and functions are replaced by what is `KNOWN`, or kept as records if they are
-    `INERT`. The storages that tensors name are added to ``storages`` by key.
+    The base class is the unpickler written in Python, because the unpickler in C allocates any size
+    that a pickle claims. Classes and functions are replaced by the readers in `KNOWN`, or by
+    records if they are `INERT`. The storages of tensors are added to ``storages`` by key.
     """
 
     # Parts of the unpickler that its types leave out.
@@ -61,14 +61,14 @@ class DataUnpickler(pickle._Unpickler):
         self._sizes: dict[int, tuple[tuple[Any, ...], int]] = {}
 
     def persistent_load(self, pid: Any) -> Storage:
-        """Return the description of a storage that lies outside of the pickle."""
+        """Return the description of a storage outside the pickle."""
         match pid:
             case ("storage", str(dtype), str(key), _, int(size), *view) if not any(view):
                 return self._storages.setdefault(key, Storage(dtype, key, size))
         raise pickle.UnpicklingError("a storage is described in an unknown way")
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what replaces a class or function; never the class or function itself."""
+        """Return the replacement of a class or function, never the class or function."""
         full = f"{module}.{name}"
         if (module, name) not in KNOWN and not full.startswith(INERT):
             raise Refused(full)
@@ -107,7 +107,7 @@ class DataUnpickler(pickle._Unpickler):
         self.append(self.pop_mark())
 
     def build_tuple(self, count: int | None) -> None:
-        """Make a tuple of the last values, or of all since the last mark."""
+        """Make a tuple of the last values, or of all values since the last mark."""
         if count is None:
             entries = tuple(self.pop_mark())
         else:
@@ -157,7 +157,7 @@ class DataUnpickler(pickle._Unpickler):
 
 
 def _hashable(key: Any) -> Any:
-    """Return a dictionary's key if it is cheap to hash."""
+    """Return a dictionary's key if its hash is cheap."""
     if isinstance(key, str | int | float | bytes | Record | type | None):
         return key
     if isinstance(key, tuple) and all(isinstance(n, str | int | float | bytes) for n in key):
@@ -243,7 +243,7 @@ INERT = (
 
 
 class Storage(NamedTuple):
-    """A run of values that tensors share: its type, the key of its bytes, and number of values."""
+    """Values that tensors share: type, key of the bytes, and number of values."""
 
     dtype: str
     key: str
@@ -256,20 +256,20 @@ class Storage(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as an archive describes it.
+    """Description of a tensor in an archive.
 
     Attributes
     ----------
     dtype, shape
         Type and shape, as in `TensorInfo`.
     stride
-        Values of the storage from one entry to the next, for each axis.
+        For each axis, the number of values of the storage from one entry to the next.
     offset
-        Number of the first value in the storage.
+        Index of the first value in the storage.
     storage
         The storage; None if the tensor has no values that can be read.
     problem
-        Noun phrase on a tensor without a storage: ``a sparse tensor``.
+        Noun phrase for a tensor without a storage: ``a sparse tensor``.
     """
 
     dtype: str
@@ -281,12 +281,12 @@ class StoredTensor(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """Number of values in the storage from its first value to its last."""
+        """Number of values in the storage from the tensor's first to its last value."""
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
 
     @property
     def is_row_major(self) -> bool:
-        """Return whether the tensor's values lie row after row without gaps."""
+        """Return whether the tensor's values are stored row after row without gaps."""
         if math.prod(self.shape) == 0:
             return True
         expected_stride = 1
@@ -299,7 +299,7 @@ class StoredTensor(NamedTuple):
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """Return the half-open ranges of bytes of the storage that a part needs.
 
-        Of a tensor that is not stored row by row, everything from the first value to the last is
+        If the tensor is not stored row by row, all bytes from the first to the last value are
         needed.
         """
         ranges = part.row_ranges(self.shape)
@@ -316,10 +316,10 @@ class StoredTensor(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Return plain values only; other values are None.
+    """Return only plain values; other values become None.
 
-    Of a dictionary, entries under text are kept, of an object its attributes. A value that occurs
-    in several places counts in each: lists that name each other are endless.
+    From a dictionary, entries with text keys are kept; from an object, its attributes. A value with
+    several occurrences counts every time, because lists that contain each other are endless.
 
     Examples
     --------
@@ -330,16 +330,16 @@ def plain(value: Any) -> Any:
 
 
 def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
-    """Return one value, made plain.
+    """Return one value as a plain value.
 
     Parameters
     ----------
     value
         The value.
     depth
-        Number of containers around it.
+        Number of containers around the value.
     counter
-        Counts the values so far, over the whole document.
+        Counter of the values of the whole document.
     """
     if next(counter) >= MOST:
         raise CheckpointError(
@@ -396,10 +396,10 @@ def _without_values(
     Parameters
     ----------
     problem
-        Noun phrase on such tensors.
+        Noun phrase for these tensors.
     shape_index, dtype_index
-        Numbers of the arguments that are shape and type; None if no argument is the type. Another
-        value in their place counts as an empty shape, and as float32.
+        Indices of the arguments for shape and type; None if no argument is the type. Invalid values
+        count as an empty shape, and as float32.
     """
 
     def read(*arguments: Any) -> StoredTensor:
@@ -418,7 +418,7 @@ def _without_values(
 
 
 def _from_type(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
-    """Return a tensor of a subclass as the plain tensor that it is made from."""
+    """Return a tensor of a subclass as the plain tensor that it was made from."""
     return function(*arguments)
 
 

@@ -43,14 +43,14 @@ class RemoteAccess:
 
     @property
     def token(self) -> str | bool | None:
-        """Login of the Hub; None for the stored one, False for none."""
+        """Login of the Hub; None for the stored login, False for no login."""
         return self.settings.get("token")
 
 
 def single_file(name: str) -> WeightFiles | None:
-    """Return the weights at an address that ends with the name of a file; None for a folder.
+    """Return the weights at an address with the name of a file; None for a folder.
 
-    Raises `CheckpointError` for the name of a file in a format that is not read.
+    Raises `CheckpointError` for the name of a file in an unsupported format.
 
     Examples
     --------

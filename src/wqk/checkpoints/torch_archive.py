@@ -1,9 +1,9 @@
-"""Torch archives (``pytorch_model.bin`` and the like), read without PyTorch; nothing is executed.
+"""Torch archives, such as ``pytorch_model.bin``, read without PyTorch; nothing is executed.
 
-An archive is a pickle of tensors' shapes, strides and storages, and the storages' bytes: members of
-a ZIP file since PyTorch 1.6; earlier, one after the other behind the pickle. The pickle is read as
-data (`wqk.checkpoints.pickles`), rows of tensors by position, as in safetensors files. The state
-dict may lie inside larger dictionaries, as training scripts save it.
+An archive is a pickle of tensors' shapes, strides and storages, and the storages' bytes. Since
+PyTorch 1.6, these are members of a ZIP file; earlier, the bytes follow the pickle. The pickle is
+read as data (`wqk.checkpoints.pickles`), and rows of tensors by position, as in safetensors files.
+The state dict may be nested in larger dictionaries of training scripts.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ NESTED_UNDER = (
 
 
 def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Return the named tensors of an archive, and the keys of further weights, passed over.
+    """Return the named tensors of an archive, and the keys of further weights that are not read.
 
-    The tensors may lie in a nested dictionary: of a usual name, or the only one. Further weights
-    are, for example, those of a moving average.
+    The tensors may be in a nested dictionary: a dictionary with a usual name, or the only one with
+    tensors. Further weights are, for example, moving averages.
 
     Raises
     ------
     CheckpointError
-        No dictionary holds named tensors, or several hold some, none under a usual name.
+        No dictionary contains named tensors, or several dictionaries do, but none has a usual name.
     """
     passed_over: list[str] = []
     held: list[str] = []
@@ -85,7 +85,7 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
 
 
 def _has_tensors(content: Any, depth: int = 2) -> bool:
-    """Return whether a dictionary has tensors, at most ``depth`` dictionaries of usual names in."""
+    """Return whether a dictionary contains tensors, or does so in usual nested dictionaries."""
     if not isinstance(content, dict):
         return False
     if any(isinstance(value, StoredTensor) for value in content.values()):
@@ -102,14 +102,15 @@ LEGACY_VERSION = 1001
 
 
 class TorchFile:
-    """One torch archive: the places of its tensors, and their rows on request.
+    """A torch archive: the locations of its tensors, and their rows on request.
 
     Parameters
     ----------
     source
         The bytes of the archive.
     bare
-        Whether the archive may also hold a single tensor, whose name is "", or plain values alone.
+        Whether the archive may also contain a single tensor, with the name "", or only plain
+        values.
 
     Attributes
     ----------
@@ -123,7 +124,8 @@ class TorchFile:
     Raises
     ------
     CheckpointError
-        The file is no torch archive, is truncated, or holds anything but weights and plain values.
+        The file is not a torch archive, is truncated, or contains other objects than weights and
+        plain values.
     """
 
     def __init__(self, source: ByteSource, *, bare: bool = False) -> None:
@@ -167,7 +169,7 @@ class TorchFile:
         }
 
     def _read_zip(self) -> Any:
-        """Return the object in an archive since PyTorch 1.6, and note its members."""
+        """Return the object in an archive since PyTorch 1.6, and store its members."""
         archive = zipfile.ZipFile(self._stream)
         roots = [n.removesuffix("data.pkl") for n in archive.namelist() if n.endswith("/data.pkl")]
         if len(roots) != 1:
@@ -189,10 +191,10 @@ class TorchFile:
         return load(io.BytesIO(_member(archive, members["data.pkl"], LARGEST_PICKLE)))
 
     def _read_legacy(self) -> Any:
-        """Return the object in an older archive, and note the places of its storages.
+        """Return the object in an older archive, and store the offsets of its storages.
 
-        Such a file is a sequence: pickles of a mark, a version and the system; the object; the keys
-        of the storages; then, for each storage, 8 bytes of its length and its values.
+        Such a file is a sequence: pickles of magic bytes, a version and the system; the object; the
+        keys of the storages; then, for each storage, 8 bytes of its length and its values.
         """
         self._stream.seek(0)
         if load(self._stream) != MAGIC or load(self._stream) != LEGACY_VERSION:
@@ -230,7 +232,7 @@ class TorchFile:
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """Return the half-open ranges of bytes of a part's rows in the file.
 
-        Rows of a tensor that is not stored row by row come with everything between them.
+        If the tensor is not stored row by row, the ranges include all bytes between the rows.
         """
         with errors_about(self.source.name):
             tensor, storage = self._checked(part.name)
@@ -276,7 +278,7 @@ class TorchFile:
         return [(start + a, start + b) for a, b in tensor.byte_ranges(part)]
 
     def _member_of(self, storage: Storage, name: str) -> zipfile.ZipInfo:
-        """Return the member that holds a storage of the tensor of this name."""
+        """Return the member with a storage of the tensor ``name``."""
         info = self._members.get(f"data/{storage.key}")
         if info is None or info.file_size < storage.nbytes or info.flag_bits & 1:
             raise CheckpointError(f"the data of {name!r} is missing; {DOWNLOAD}")
@@ -309,7 +311,7 @@ def _require_little_endian(stored: bool) -> None:
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
-    """Return a member's content, up to this many bytes."""
+    """Return a member's content, up to ``limit`` bytes."""
     with archive.open(info) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -318,7 +320,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> byte
 
 
 class _BoundedReader(io.BufferedReader):
-    """A source of bytes as a file that never allocates more than there is to read."""
+    """A source of bytes as a file that never allocates more than the remaining bytes."""
 
     def __init__(self, source: ByteSource, ahead: int) -> None:
         super().__init__(Raw(source), ahead)

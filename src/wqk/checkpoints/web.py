@@ -1,6 +1,6 @@
 """Checkpoints on web servers: a file of weights, or a folder with weights and a configuration.
 
-A web server cannot list a folder. Therefore files are requested by the usual names.
+A web server cannot list a folder. Therefore files are requested by their usual names.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ OPTIONAL = (
 def open_url(
     url: str, *, subfolder: str | None = None, **settings: Unpack[HubAccess]
 ) -> StoredCheckpoint:
-    """Open the checkpoint under an address; only headers are fetched before something is read.
+    """Open the checkpoint at an address; only headers are fetched until tensors are read.
 
-    A login is sent to the hub's own addresses alone. Raises `HubError` if the server does not
-    provide it, `CheckpointError` if it is not one, or the server cannot serve parts of files.
+    A login is sent only to addresses of the Hub. Raises `HubError` if the server does not provide
+    the file, and `CheckpointError` if the file is not a checkpoint, or the server cannot serve
+    parts of files.
     """
     from huggingface_hub import constants
 
@@ -79,7 +80,7 @@ class WebFolder:
     refusals: list[Refused] = field(default_factory=list)  # answers for files that may be absent
 
     def file(self, name: str) -> RemoteFile | None:
-        """Open a file by its name; None if the folder lacks a file that a checkpoint may lack."""
+        """Open a file by its name; None if the folder lacks an optional file."""
         address = _child(self.address, name)
         is_optional = name in OPTIONAL and name not in self.required
         if self.access.offline:
@@ -87,12 +88,12 @@ class WebFolder:
         return self._described_file(address, is_optional)
 
     def has_notes_of(self, names: tuple[str, ...]) -> bool:
-        """Return whether an earlier request found one of these files."""
+        """Return whether an earlier request found any of these files."""
         cache = self.access.cache
         return any(cache.note(_child(self.address, name)) for name in names)
 
     def _noted_file(self, address: str, is_optional: bool) -> RemoteFile | None:
-        """Open a file that an earlier request described, to read it from the cache."""
+        """Open a file that an earlier request described, to read its bytes from the cache."""
         match self.access.cache.note(address):
             case [int(size), str(tag)] if size >= 0:
                 return RemoteFile(
@@ -109,7 +110,7 @@ class WebFolder:
         raise Absent(f"{redacted(address)}: {OFFLINE}")
 
     def _described_file(self, address: str, is_optional: bool) -> RemoteFile | None:
-        """Open a file after a request for its size and tag, and note both."""
+        """Open a file after a request for its size and tag, and write both to a note."""
         location, renew = None, None
         if self.is_on_hub:
             renew = partial(place_on_hub, address, self.access.token)
@@ -136,7 +137,7 @@ class WebFolder:
 
 
 def _child(url: str, name: str) -> str:
-    """Return the address of a file in a folder; what follows the path stays, as it may be a key."""
+    """Return the address of a file in a folder; a query remains, because it may be a key."""
     parts = split_address(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/" + quote(name)))
 

@@ -1,15 +1,16 @@
 """Data for images of forms, which do not fit into the rows of a table, in one ``.npz`` file.
 
 =========================  =====  ==================================================================
-key                        type   what =========================  =====
-================================================================== ``contents``               uint8
-JSON in UTF-8: ``format``, ``version``, ``gamma``, and ``blocks`` ``N/row_norms``            f2
-(d_query,), in units of the block's ``norm_unit`` ``N/column_norms``         f2     (d_key,), in the
-same units ``N/outlying_rows``        i4     numbers of the rows beyond mean + gamma · std
-``N/outlying_columns``     i4     numbers of the columns beyond it ``N/image``                i1
-(height, width), at most 256 × 256: 127 is ``image_unit`` or more ``N/coupling``             f2
-(H, H), upper triangle; absent where the form is not square =========================  =====
-==================================================================
+key                        type   what
+=========================  =====  ==================================================================
+``contents``               uint8  JSON in UTF-8: ``format``, ``version``, ``gamma``, and ``blocks``
+``N/row_norms``            f2     (d_query,), in units of the block's ``norm_unit``
+``N/column_norms``         f2     (d_key,), in the same units
+``N/outlying_rows``        i4     numbers of the rows beyond mean + gamma · std
+``N/outlying_columns``     i4     numbers of the columns beyond it
+``N/image``                i1     (height, width), at most 256 × 256: 127 is ``image_unit`` or more
+``N/coupling``             f2     (H, H), upper triangle; absent where the form is not square
+=========================  =====  ==================================================================
 
 N counts the blocks. ``contents`` describes them in the same order: checkpoint, revision, step,
 stack, kind, layer, circuit and distance, as in a score table, and the two units. All arrays belong

@@ -1,26 +1,26 @@
-"""Quantized matrices, read as the values that they stand for.
+"""Quantized matrices, read as dequantized values.
 
 A library stores a matrix (O, I) as codes of a few bits, with a scale, and often a zero, for each
-group of columns, under names next to the module's own. Here such tensors become one, called
-``weight`` as before quantization, whose rows are unpacked when they are read. Nothing is executed,
-and only what the wanted rows need is read. Values are exact products in float32; the libraries
-round theirs to the type that a model runs in.
+group of columns, in several tensors of the module. Here these tensors become one tensor, called
+``weight`` as before quantization; its rows are unpacked on reading. Nothing is executed, and only
+the requested rows are read. Values are exact products in float32; the libraries round to the type
+that a model runs in.
 
 One table (`FORMATS`) has a record for each format: its keys, its companions, and a reader. **Every
 tensor that shares a prefix with a quantized weight, and every key of its quantization
-configuration, is understood by that reader, or named in a refusal.** These rules hold for all
+configuration, is supported by this reader, or named in an error.** These rules hold for all
 formats, and `find_quantized` enforces them:
 
-1. A key or a tensor that is not in the table is refused by its name.
-2. A tensor that enters the values of a format, and that the reader of this matrix does not use, is
-   refused by its name.
-3. A tensor that the configuration promises has to be there; the reader of the format asks for it.
-4. Two formats of one matrix, or a plain weight next to a quantized one, are refused.
-5. If a configuration contradicts the tensors, and the tensors alone prove the answer, they are
-   read, and a note reports it; else the file is refused.
+1. A key or a tensor that is not in the table is an error, which contains the name.
+2. If the reader of a matrix does not use a tensor that affects the values of the format, this is an
+   error, which contains the name.
+3. A tensor that the configuration promises must exist; the reader of the format checks this.
+4. Two formats of one matrix, or a plain weight next to a quantized weight, are an error.
+5. If a configuration contradicts the tensors, and the tensors alone determine the values, the
+   tensors are read, and a note reports the contradiction; otherwise the file is an error.
 
-To read: `table` (the records), `configuration` (its keys and values), `module` and `matrix` (what a
-reader gets and returns), then one format, such as `gptq`.
+To read: `table` (the records), `configuration` (its keys and values), `module` and `matrix` (the
+argument and the result of a reader), then one format, such as `gptq`.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def quantized_config(
     tensors: Iterable[TensorInfo],
     read: Callable[[str], Mapping[str, Any]],
 ) -> Mapping[str, Any]:
-    """Return a configuration with the quantization that files next to it set.
+    """Return a configuration with the quantization settings in files next to it.
 
     Raises
     ------
     CheckpointError
-        Two files contradict each other, or name a format that is not read.
+        Two files contradict each other, or name an unsupported format.
     """
     complete = with_sidecars(config, tensors, read, FORMATS)
     if complete is not config:
@@ -132,20 +132,20 @@ def quantized_config(
 
 @dataclass(frozen=True)
 class QuantizedWeights:
-    """The quantized matrices of a file, by the names that their weights had before, and notes."""
+    """Quantized matrices of a file, by the names of their unquantized weights, and notes."""
 
     matrices: Mapping[str, QuantizedMatrix]
     notes: Sequence[str]
 
 
 def find_quantized(source: Source) -> QuantizedWeights:
-    """Return the quantized matrices of a file, and what users of their scores should read.
+    """Return the quantized matrices of a file, and notes for users of their scores.
 
     Raises
     ------
     CheckpointError
-        Tensors of a known format do not fit together, one of them or a key of the configuration is
-        not known, or the configuration contradicts the tensors.
+        Tensors of a known format do not fit each other, a tensor or a key of the configuration is
+        unknown, or the configuration contradicts the tensors.
     """
     finder = _Finder(source)
     matrices = finder.matrices()
@@ -161,7 +161,7 @@ class _Finder:
     source
         The file.
     settings
-        Its quantization configuration.
+        Quantization configuration of the file.
     transforms
         Rotations of compressed-tensors that the configuration sets.
     """
@@ -220,7 +220,7 @@ class _Finder:
         return matrices
 
     def _with_factors(self) -> dict[str, QuantizedMatrix]:
-        """Return the weights of a GGUF file that have a factor next to them."""
+        """Return the weights of a GGUF file that have a factor."""
         matrices = {}
         for name in self._sorted_names:
             stem = name.removesuffix(".scale")
@@ -229,7 +229,7 @@ class _Finder:
         return matrices
 
     def _refuse_settings_of_plain_weights(self) -> None:
-        """Raise `CheckpointError` for keys that change weights even if they are stored plain."""
+        """Raise `CheckpointError` for keys that change even weights that are stored plain."""
         for layout in FORMATS:
             if self.settings.method and self.settings.method in layout.methods:
                 require_known(self.settings, layout, names_unknown=False)
@@ -253,7 +253,7 @@ class _Finder:
     ) -> tuple[QuantizedFormat, Signature]:
         """Return the first format that the configuration allows.
 
-        A configuration that names no method belongs to the format that the tensors show.
+        A configuration without a method belongs to the format of the tensors.
         """
         is_unnamed = self.settings.values and not self.settings.method
         for layout, signature in fitting:
@@ -278,10 +278,10 @@ class _Finder:
         return self._settings_by_format[layout.name]
 
     def _neighbors(self, module: Module) -> Iterator[str]:
-        """Return the names of all tensors that share the module's prefix.
+        """Return the names of all tensors with the module's prefix.
 
-        A module's own tensors follow a dot. Parameters without a module, such as those of experts,
-        have their companions after an underscore.
+        Tensors of a module follow a dot. Companions of parameters without a module, such as
+        parameters of experts, follow an underscore.
         """
         is_module = module.codes.startswith(".")
         prefix = module.stem + ("." if is_module else "_")
@@ -339,7 +339,7 @@ class _Finder:
                 )
 
     def _unused_names(self, matrices: Mapping[str, QuantizedMatrix]) -> list[str]:
-        """Return the sorted names of tensors that are no component of a matrix."""
+        """Return the sorted names of tensors that are not a component of a matrix."""
         used: set[str] = set()
         for matrix in matrices.values():
             used.update(component.name for component in matrix.components.values())

@@ -1,6 +1,6 @@
 """bitsandbytes: NF4 and FP4 in one flat tensor; int8 with the largest entry of each row.
 
-Tensors of a weight (O, I) of 4-bit codes, whose N = O·I entries are taken row after row:
+Tensors of a weight (O, I) of 4-bit codes, with N = O·I entries in the order of rows:
 
 - ``weight`` (N/2, 1), bytes: two codes in a byte, the first one in the high bits;
 - ``weight.quant_map`` (16,): the value of each code, from −1 to 1;
@@ -13,7 +13,7 @@ nested_quant_map[code] · nested_absmax + nested_offset, with one ``weight.neste
 ``nested_blocksize`` scales.
 
 Tensors of a weight (O, I) of int8: ``weight``, whole numbers, and ``SCB`` (O,), the largest entry
-of each row, for which 127 stands.
+of each row, which has the code 127.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _open(module: Module, settings: BitsAndBytesSettings) -> QuantizedMatrix:
 
 
 def _int8(module: Module) -> QuantizedMatrix:
-    """Return a weight of whole numbers of 8 bits; in each row, 127 stands for the largest entry."""
+    """Return a weight of whole numbers of 8 bits; the largest entry of a row has the code 127."""
     outputs, inputs = module.shape(".weight", "I8")
     largest_shape = module.shape(".SCB", "F32 F16 BF16", axes=None)
     if size(largest_shape) != outputs or largest_shape[:1] != (outputs,):
@@ -143,9 +143,9 @@ class _QuantState:
     outputs, inputs
         Shape of the matrix, (O, I).
     block
-        Entries that share a scale.
+        Number of entries that share a scale.
     scale_codes
-        The storage of scales that are quantized; None if the description has none.
+        The storage of quantized scales; None for plain scales.
     """
 
     outputs: int
@@ -160,12 +160,12 @@ class _QuantState:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of entries, of which the last may have fewer."""
+        """Number of blocks of entries; the last block may have fewer entries."""
         return ceil_divide(self.count, self.block)
 
 
 class _ScaleCodes(NamedTuple):
-    """The storage of quantized scales: scales that share an outer scale, and what is added."""
+    """The storage of quantized scales: number of scales with one outer scale, and the offset."""
 
     block: int
     offset: float
@@ -179,9 +179,9 @@ def _state(module: Module, ending: str, kind: str, configured_kind: str) -> _Qua
     module, ending
         The module, and the end of the name of its description.
     kind
-        Kind of the codes, by this name: ``nf4`` or ``fp4``.
+        Kind of the codes in the name of the description: ``nf4`` or ``fp4``.
     configured_kind
-        Kind of the codes, by the configuration; empty if not set.
+        Kind of the codes in the configuration; empty if not set.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def _state(module: Module, ending: str, kind: str, configured_kind: str) -> _Qua
 
 
 def _scale_codes(values: Mapping[str, Any]) -> _ScaleCodes | None:
-    """Return the storage of quantized scales in a description; None if it is not described."""
+    """Return the storage of quantized scales in a description; None for plain scales."""
     block, offset = values.get("nested_blocksize"), as_number(values.get("nested_offset"))
     if type(block) is not int or block <= 0 or offset is None:
         return None
@@ -294,7 +294,7 @@ def _four_bits(module: Module, settings: BitsAndBytesSettings) -> QuantizedMatri
 
 
 def _scales_of_codes(stored: Arrays, state: _QuantState) -> np.ndarray:
-    """Return the scales of all blocks (blocks,), which are stored as codes of 8 bits."""
+    """Return the scales of all blocks (blocks,), from codes of 8 bits."""
     assert state.scale_codes is not None
     outer_scales = np.repeat(stored["outer"], state.scale_codes.block)[: state.blocks]
     scales: np.ndarray = stored["outer_table"][stored["scales"]] * outer_scales

@@ -7,9 +7,9 @@ Tensors of a weight (O, I):
 - ``comfy_quant``, bytes: a JSON object with the ``format``, and for a rotated weight ``convrot``
   and ``convrot_groupsize``.
 
-A weight of whole numbers may have been rotated: in each group of columns it was multiplied by a
-regular Hadamard matrix, which is its own inverse, and inputs are multiplied by the same matrix
-while the model runs. The rotation is undone here.
+A weight of whole numbers may be rotated: each group of columns was multiplied by a regular Hadamard
+matrix, which is its own inverse, and inputs are multiplied by the same matrix while the model runs.
+The rotation is undone here.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _description(values: Mapping[str, Any], name: str) -> _WeightFormat:
     Raises
     ------
     CheckpointError
-        A format, a key or a rotation is not read.
+        A format, a key or a rotation is not supported.
     """
     kind = values.get("format")
     if kind not in FORMATS:
@@ -112,10 +112,10 @@ def _description(values: Mapping[str, Any], name: str) -> _WeightFormat:
 
 
 def require_described(source: Source) -> None:
-    """Raise `CheckpointError` if the header describes a weight that is read as another format.
+    """Raise `CheckpointError` if the header describes a weight that is read in another format.
 
-    Early files describe their weights there, and have no ``comfy_quant``. Then they are read by
-    their tensors, which is right for all formats but rotated ones.
+    Early files describe their weights in the header, and have no ``comfy_quant``. Their format is
+    inferred from tensors, which is correct for all formats except rotated weights.
     """
     for text in source.descriptions:
         try:
@@ -146,8 +146,8 @@ def _is_power_of_four(value: Any) -> bool:
 def regular_hadamard(order: int) -> np.ndarray:
     """Return the regular Hadamard matrix (order, order) of a power of 4, in float32.
 
-    The entries are ±1/√order, the matrix is symmetric and orthogonal, and all rows have one sum. It
-    is the Kronecker power of the matrix of order 4.
+    The entries are ±1/√order, the matrix is symmetric and orthogonal, and all rows have the same
+    sum. The matrix is a Kronecker power of the matrix of order 4.
 
     Examples
     --------

@@ -1,13 +1,14 @@
 """compressed-tensors: whole numbers in words or bytes, 8-bit and 4-bit floats, with scales.
 
 The configuration groups modules by their names or their class, and gives the weights of each group
-a scheme: bits, type, symmetry, and which values share a scale. A module takes the scheme of the
-first group that targets it, its full name before a pattern, a pattern before its class.
+a scheme: bits, type, symmetry, and which values share a scale. A module has the scheme of the first
+group that targets the module; its full name has priority over patterns, and patterns over its
+class.
 
 Tensors of a weight (O, I) with G groups of columns:
 
-- whole numbers of b bits in words: ``weight_packed`` (O, W) of 32-bit words. The codes of a row lie
-  one after the other, the first one in the lowest bits. 2^(b − 1) is subtracted from each;
+- whole numbers of b bits in words: ``weight_packed`` (O, W) of 32-bit words. The codes of a row are
+  consecutive, the first code in the lowest bits. 2^(b − 1) is subtracted from each code;
 - whole numbers in bytes: ``weight`` (O, I);
 - 8-bit floats: ``weight`` (O, I), see `wqk.checkpoints.quantization.float8`;
 - 4-bit floats (E2M1): ``weight_packed`` (O, I/2), bytes with two codes, the left column in the low
@@ -20,8 +21,8 @@ as a plain number or, if it is of 32-bit words, packed as codes of b bits along 
 (code − zero) · scale.
 
 ModelOpt multiplies the scales of NVFP4 by the reciprocal of the global scale, under another name
-(`wqk.checkpoints.quantization.modelopt`). Rotations while the model runs are those of
-`wqk.checkpoints.quantization.transforms`.
+(`wqk.checkpoints.quantization.modelopt`). `wqk.checkpoints.quantization.transforms` handles
+rotations while the model runs.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class WeightScheme:
     is_float
         Whether codes are floats, not whole numbers.
     symmetric
-        Whether there are no zero points; None without a configuration.
+        Whether zero points are absent; None without a configuration.
     strategy
-        Values that share a scale; empty if not set.
+        Kind of values that share a scale; empty if not set.
     group
         Columns of a group; None if not set.
     block
@@ -111,14 +112,14 @@ class WeightScheme:
 
 
 class ModuleGroup(NamedTuple):
-    """Names, patterns and classes of modules, and the scheme of the modules that they name."""
+    """Names, patterns and classes of modules, and the scheme of these modules."""
 
     targets: tuple[str, ...]
     scheme: WeightScheme
 
 
 class Closeness(IntEnum):
-    """Kinds of targets that name a module, the closest first."""
+    """Kinds of targets that match a module, the closest first."""
 
     NAME = 0
     PATTERN = 1
@@ -133,20 +134,20 @@ class CompressedSettings:
     ignore: tuple[str, ...] = ()
 
     def lists_as_plain(self, module: str) -> bool:
-        """Return whether the configuration has a module, by name or pattern, stored plain."""
+        """Return whether the configuration lists a module, by name or pattern, as plain."""
         exact = (Closeness.NAME, Closeness.PATTERN)
         return any(_closeness(target, module) in exact for target in self.ignore)
 
     def of(self, module: str) -> WeightScheme | None:
         """Return the scheme of a module; None without a configuration.
 
-        If all groups have one scheme, every module has it. Otherwise the closest target decides,
-        and the first of equally close ones.
+        If all groups have one scheme, every module has this scheme. Otherwise the group with the
+        closest target is chosen; among equally close targets, the first.
 
         Raises
         ------
         CheckpointError
-            There are several schemes, and none of them targets the module.
+            The schemes of groups differ, and no group targets the module.
         """
         schemes = list(dict.fromkeys(group.scheme for group in self.groups))
         if len(schemes) <= 1:
@@ -166,7 +167,7 @@ class CompressedSettings:
 
 
 def _closeness(target: str, module: str) -> Closeness | None:
-    """Return the kind of a target that names a module; None if it names other modules.
+    """Return the kind of a target that matches a module; None if the target does not match.
 
     Examples
     --------
@@ -232,7 +233,7 @@ def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> Weigh
     Raises
     ------
     CheckpointError
-        A value of the scheme is not known.
+        A value of the scheme is unknown.
     """
     weight_settings = Settings(
         settings.method, weights, f"{settings.path}.config_groups.{group}.weights"
@@ -273,7 +274,7 @@ def _scheme(settings: Settings, group: str, weights: Mapping[str, Any]) -> Weigh
 
 
 def _block(settings: Settings, structure: Any) -> Block | None:
-    """Return a block of the form ``[128, 128]`` or ``"128x128"``; None if it is not set."""
+    """Return a block in the form ``[128, 128]`` or ``"128x128"``; None if not set."""
     match structure:
         case None:
             return None
@@ -304,17 +305,17 @@ class _Scales(NamedTuple):
 
     @property
     def are_by_row(self) -> bool:
-        """Return whether each row has scales of its own."""
+        """Return whether each row has separate scales."""
         return self.component.rows > 0
 
 
 def _scales(module: Module, scheme: WeightScheme | None, outputs: int, inputs: int) -> _Scales:
-    """Return the scales of rows, or of groups of their columns; or one for all.
+    """Return the scales of rows, or of groups of columns; or one scale for the whole matrix.
 
     Raises
     ------
     CheckpointError
-        The scales do not fit the weight (O, I), or are not those of the scheme.
+        The scales do not fit the weight (O, I), or do not fit the scheme.
     """
     shape = module.shape(".weight_scale", FLOATS, axes=None)
     is_single = size(shape) == 1
@@ -356,7 +357,7 @@ def _require_promised(module: Module, scheme: WeightScheme | None) -> None:
 
 
 def _order(module: Module, inputs: int) -> dict[str, Component]:
-    """Return the group of each column as a component, if it is stored."""
+    """Return the group of each column as a component, if stored; else empty."""
     if not module.has(".weight_g_idx"):
         return {}
     module.require(".weight_g_idx", (inputs,), "I32 I64")
@@ -364,7 +365,7 @@ def _order(module: Module, inputs: int) -> dict[str, Component]:
 
 
 def _group_of(stored: Arrays) -> np.ndarray | None:
-    """Return the group of each column, (I,); None for neighbors, which −1 stands for."""
+    """Return the group of each column, (I,); None for neighboring columns, stored as −1."""
     group_of = stored.get("group_of")
     if group_of is None or (group_of == -1).any():
         return None
@@ -474,12 +475,12 @@ def _packed(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
 
 
 def _by_row(stored: np.ndarray, scales: _Scales, rows: int) -> np.ndarray:
-    """Return scales or zero points by row and group, (rows, G); a single one is repeated."""
+    """Return scales or zero points by row and group, (rows, G); a single scale is repeated."""
     return np.broadcast_to(stored.reshape(-1, scales.groups), (rows, scales.groups))
 
 
 def _integers(module: Module, scheme: WeightScheme | None) -> QuantizedMatrix:
-    """Return a weight of whole numbers, one in a byte."""
+    """Return a weight of whole numbers, one number in a byte."""
     outputs, inputs = module.shape(".weight", "I8")
     if scheme and scheme.is_float:
         raise module.error(
@@ -579,7 +580,7 @@ def _packed_floats(module: Module, scheme: WeightScheme | None) -> QuantizedMatr
 
 
 def _require_floats(module: Module, scheme: WeightScheme, *, bits: int) -> None:
-    """Raise `CheckpointError` unless the scheme is that of floats of these bits."""
+    """Raise `CheckpointError` unless the scheme is for floats of these bits."""
     is_ordered = bits == 4 and scheme.ordered
     is_symmetric = scheme.symmetric is not False
     if not scheme.is_float or scheme.bits != bits or not is_symmetric or is_ordered:

@@ -1,4 +1,4 @@
-"""The quantization configuration of a file: found, checked against the table, read as values."""
+"""The quantization configuration of a file: found, checked against the table, and parsed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNREAD_FORMATS = {"marlin", "bitblas", "ipex", "gemv", "gemv_fast", "llm-awq", "
 def read_settings(config: Mapping[str, Any]) -> Settings:
     """Return the quantization configuration of a model; without one, no settings.
 
-    A configuration may lie in ``text_config`` instead, and MLX calls it ``quantization``.
+    The configuration may also be in ``text_config``; in MLX, its key is ``quantization``.
 
     Examples
     --------
@@ -66,14 +66,14 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def _unnamed(values: Mapping[str, Any]) -> str:
-    """Return the method of a configuration that names none: that of early bitsandbytes, or MLX."""
+    """Return the method of a configuration that names no method: early bitsandbytes, or MLX."""
     if {"load_in_4bit", "load_in_8bit"} & values.keys():
         return "bitsandbytes"
     return "mlx" if values.keys() <= {"group_size", "bits", "mode"} else ""
 
 
 def refuse_unread(config: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` if a configuration names a quantized format that is not read."""
+    """Raise `CheckpointError` if a configuration names an unsupported quantized format."""
     settings = read_settings(config)
     names = ("checkpoint_format", "format", "version", "backend")
     formats = {str(settings.values[name]).lower() for name in names if settings.values.get(name)}
@@ -93,16 +93,16 @@ def refuse_unread(config: Mapping[str, Any]) -> None:
 def require_known(
     settings: Settings, layout: QuantizedFormat, *, names_unknown: bool = True
 ) -> None:
-    """Raise `CheckpointError` for a key that the table refuses.
+    """Raise `CheckpointError` for keys that the table excludes.
 
     Parameters
     ----------
     settings
         The quantization configuration.
     layout
-        The format, whose keys are the table.
+        The format with the table of keys.
     names_unknown
-        Whether a key that is not in the table is refused, too.
+        Whether a key that is not in the table is also an error.
     """
     for path, value in _leaves(settings.values, (), layout.keys):
         record = _record(path, layout.keys)
@@ -125,9 +125,9 @@ def require_known(
 def _leaves(
     values: Mapping[str, Any], path: tuple[str, ...], known: Iterable[Key]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield paths of keys, with their values: those of the table, and those that it lacks.
+    """Yield paths of keys with their values: keys of the table, and unknown keys.
 
-    An object is entered only if the table has keys within it.
+    Nested objects are searched only if the table has keys within them.
     """
     for name, value in values.items():
         here = (*path, name)
@@ -139,7 +139,7 @@ def _leaves(
 
 
 def _record(path: tuple[str, ...], known: Iterable[Key]) -> Key | None:
-    """Return the record of a key, if the table has it under this very path."""
+    """Return the record of a key if the table has exactly this path; else None."""
     for key in known:
         if _leads_to(path, key) and key.name.count(".") + 1 == len(path):
             return key
@@ -147,7 +147,7 @@ def _record(path: tuple[str, ...], known: Iterable[Key]) -> Key | None:
 
 
 def _leads_to(path: tuple[str, ...], key: Key) -> bool:
-    """Return whether a path is the beginning of that of a key, or all of it."""
+    """Return whether a path is the beginning of the path of a key, or the whole path."""
     key_words = key.name.split(".")
     pairs = zip(key_words, path, strict=False)
     return len(path) <= len(key_words) and all(word in ("*", name) for word, name in pairs)

@@ -1,11 +1,11 @@
-"""8-bit floats, whose values mean nothing without their scales.
+"""8-bit floats, whose values are multiplied by scales.
 
 Tensors of a weight (O, I):
 
 - ``weight`` (O, I), 8-bit floats: E4M3 (1 sign, 4 exponent, 3 mantissa bits) or E5M2;
-- ``weight_scale_inv`` or ``weight_scale``, which are both multiplied with the values: one number;
-  (O,) or (O, 1), for rows; or one number for each block of rows and columns. The size of a block is
-  configured, or 128 × 128 (DeepSeek), or follows from the numbers of blocks.
+- ``weight_scale_inv`` or ``weight_scale``, which both multiply the values: one number; (O,) or (O,
+  1), for rows; or one number for each block of rows and columns. The size of a block is configured,
+  or 128 × 128 (DeepSeek), or follows from the numbers of blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
 
 class Block(NamedTuple):
-    """Rows and columns that share a scale."""
+    """Numbers of rows and columns that share a scale."""
 
     rows: int
     columns: int
@@ -114,7 +114,7 @@ def float8_matrix(
     strategy: str = "",
     exponents_in_bytes: bool = False,
 ) -> QuantizedMatrix:
-    """Return a tensor of 8-bit floats (O, I), or of any shape under one scale, with its scales.
+    """Return a tensor of 8-bit floats (O, I) with its scales; of any shape with one scale.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def float8_matrix(
     Raises
     ------
     CheckpointError
-        Scales have another type, fit no blocks of the tensor, or fit its rows and its columns.
+        Scales have another type, fit no blocks of the tensor, or fit both its rows and its columns.
     """
     info = module.info(module.codes)
     are_exponents = _are_exponents(module, ending, exponents_in_bytes)
@@ -169,7 +169,7 @@ def float8_matrix(
 
 
 def _are_exponents(module: Module, ending: str, exponents_in_bytes: bool) -> bool:
-    """Return whether scales are exponents, not numbers; `CheckpointError` for other types."""
+    """Return whether scales are exponents instead of numbers; `CheckpointError` for other types."""
     dtype = module.info(ending).dtype
     if dtype == "F8_E8M0" or (dtype == "U8" and exponents_in_bytes):
         return True
@@ -228,10 +228,10 @@ def _require_strategy(
 
 
 def _require_one_reading(module: Module, ending: str, scales_shape: tuple[int, ...]) -> None:
-    """Raise `CheckpointError` if scales could lie along either axis, and nothing sets their blocks.
+    """Raise `CheckpointError` if scales fit both axes, and no setting determines their blocks.
 
-    Scales of the tensor, of rows, and of groups of a row are those that libraries write, and so are
-    blocks of 128 × 128. Others are read if their transpose would not fit.
+    Libraries write scales of the tensor, of rows, of groups of a row, and of blocks of 128 × 128.
+    Other scales are accepted if their transpose does not fit.
     """
     weight_shape = module.info(module.codes).shape
     (outputs, inputs), (block_rows, block_columns) = weight_shape, scales_shape
@@ -256,9 +256,9 @@ def _require_one_reading(module: Module, ending: str, scales_shape: tuple[int, .
 def _block_side(
     module: Module, ending: str, length: int, blocks: int, side: int, is_configured: bool
 ) -> int:
-    """Return the length of a block along one axis, of which the last block may have less.
+    """Return the length of a block along one axis; the last block may be shorter.
 
-    One block for all is as long as the tensor, and as many as there are entries are one entry each.
+    A single block is as long as the tensor; if blocks are as many as entries, a block is one entry.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""GGUF: one factor of a whole weight, next to it.
+"""GGUF: one factor of a whole weight, in a separate tensor.
 
-llama.cpp multiplies what a weight gives by ``X.scale``, if the file has it: files of NVFP4 keep
-their global scale there, and BitNet its own. The weight itself is of any type of GGUF.
+llama.cpp multiplies the outputs of a weight ``X.weight`` by ``X.scale``, if the file has this
+tensor. It contains the global scale in files of NVFP4, and the scale of BitNet. The weight has any
+type of GGUF.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def with_factor(module: Module) -> QuantizedMatrix:
-    """Return a weight multiplied by its factor: one number, or one for each expert."""
+    """Return a weight multiplied by one factor, or by a factor for each expert."""
     info = module.info(".weight")
     factors = module.shape(".scale", FLOATS, axes=None)
     is_by_expert = len(info.shape) == 3 and factors == info.shape[:1]

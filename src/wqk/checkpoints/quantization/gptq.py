@@ -13,14 +13,14 @@ tensor          GPTQ, b = 2, 3, 4 or 8      AWQ, b = 4
 ==============  ==========================  ==================
 
 Words have 32 bits. A column of GPTQ's ``qweight`` has the codes of one output, a row of ``qzeros``
-the codes of one group, one after the other, the first one in the lowest bits; a code of 3 bits may
-lie in two words. A word of AWQ has the codes of 8 outputs, from the lowest bits on those of the
+the consecutive codes of one group, the first code in the lowest bits; a code of 3 bits may extend
+over two words. A word of AWQ has the codes of 8 outputs, from the lowest bits in the order of
 outputs 0, 2, 4, 6, 1, 3, 5, 7. A value is (code − zero) · scale. Without ``g_idx``, groups are
 neighboring inputs.
 
-The first version of GPTQ's files stores zero points less one. Codes do not show which version a
-file has. The configuration sets it under one of three keys; without any, the libraries take the
-first version, and so does this reader.
+The first version of GPTQ's files stores zero points minus one. Codes do not show the version of a
+file. The configuration sets the version under one of three keys; without these keys, the libraries
+and this reader assume the first version.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ class GptqSettings:
     Attributes
     ----------
     bits, group_size
-        Bits of a code and columns of a group; None if not set. A group of −1 has all columns.
+        Bits of a code and columns of a group; None if not set. A group size of −1 means all
+        columns.
     version
         Version of the zero points; None if not set.
     ordered
-        Whether columns were sorted, so that ``g_idx`` has to be there.
+        Whether columns were sorted; ``g_idx`` must then be stored.
     overrides
         Settings of single modules, by a pattern of their names.
     """
@@ -88,7 +89,7 @@ class GptqSettings:
     overrides: Mapping[str, Mapping[str, Any]] | None = None
 
     def of(self, module: str) -> GptqSettings:
-        """Return the settings of one module: with those of the first pattern that matches it."""
+        """Return the settings of a module, with overrides of the first pattern that matches it."""
         for pattern, values in (self.overrides or {}).items():
             if not re.match(_without_sign(pattern), module):
                 continue
@@ -141,7 +142,7 @@ def _gptq_settings(settings: Settings) -> GptqSettings:
 
 
 def _is_overrides(value: Any) -> bool:
-    """Return whether a value is an object of settings by patterns, with known keys alone."""
+    """Return whether a value is an object of settings by patterns, with only known keys."""
     if not isinstance(value, dict):
         return False
     for pattern, override in value.items():
@@ -155,7 +156,7 @@ def _is_overrides(value: Any) -> bool:
 
 
 def _without_sign(pattern: str) -> str:
-    """Return a pattern of names without the mark of GPTQModel that includes or excludes modules."""
+    """Return a pattern of names without GPTQModel's sign for included or excluded modules."""
     return pattern.removeprefix("+:").removeprefix("-:")
 
 
@@ -252,7 +253,7 @@ def _require_scales_of_outputs(module: Module, outputs: int) -> None:
 def _columns_of_group(
     module: Module, settings: GptqSettings, inputs: int, groups: int, has_order: bool
 ) -> int:
-    """Return the number of inputs of a group, of which the last may have fewer.
+    """Return the number of inputs of a group; the last group may have fewer.
 
     Parameters
     ----------
@@ -261,12 +262,12 @@ def _columns_of_group(
     inputs, groups
         Numbers of inputs and of stored groups.
     has_order
-        Whether ``g_idx`` assigns inputs to groups, so that groups may have any size.
+        Whether ``g_idx`` assigns inputs to groups; groups may then have any size.
 
     Raises
     ------
     CheckpointError
-        The configured size does not give the stored number of groups.
+        The configured size contradicts the stored number of groups.
     """
     columns = settings.group_size
     if columns is None:
@@ -288,7 +289,7 @@ def _columns_of_group(
 
 
 def _bits_note(configured: int | None, stored: int) -> str:
-    """Return a sentence if the configuration contradicts the bits that the tensors prove."""
+    """Return a sentence if the configuration contradicts the bits of the tensors; else empty."""
     if configured in (None, stored):
         return ""
     return (
@@ -298,7 +299,7 @@ def _bits_note(configured: int | None, stored: int) -> str:
 
 
 def _with_one_added(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Return packed codes with one added to each, as the library adds it.
+    """Return packed codes plus one, with the arithmetic of the library.
 
     Parameters
     ----------
@@ -309,9 +310,9 @@ def _with_one_added(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
 
     Returns
     -------
-    Words (rows, W), unsigned. Codes of 2, 4 or 8 bits are added to word by word: the highest code
-    becomes 0, and carries one into the next code of the word. Codes of 3 bits, which lie across
-    words, are added to one by one, without a carry.
+    Words (rows, W), unsigned. Codes of 2, 4 or 8 bits are incremented word by word: the highest
+    code becomes 0, and carries one into the next code of the word. Codes of 3 bits, which extend
+    over words, are incremented one by one, without a carry.
     """
     packed_words = np.ascontiguousarray(packed).view(np.uint32)
     if bits == 3:
@@ -372,7 +373,7 @@ def _awq_codes(packed: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 
 
 def _is_awq(module: Module) -> bool:
-    """Return whether codes are packed as AWQ packs them, where no configuration names a method."""
+    """Return whether codes are packed in the layout of AWQ, if no configuration names a method."""
     _, row_words = module.shape(".qweight", "I32")
     return module.shape(".scales", FLOATS)[1] == 8 * row_words
 

@@ -1,11 +1,11 @@
-"""HQQ: groups are the rows or the columns of a matrix of codes, in words that hold far rows.
+"""HQQ: groups are rows or columns of a matrix of codes; a word contains codes of distant rows.
 
 The codes (C, S) of a matrix (O, I) are its values in order, C·S = O·I. Along axis 1 each row of
 codes is a group, along axis 0 each column. Tensors of the matrix:
 
 - ``W_q`` (T, S), words of k codes of b bits; ``packing`` names b and the type of a word. There are
-  T = C / k rows of words, rounded up. Word t of a column has the codes of the rows t, T + t,
-  2T + t, …, the first one in the highest of its k·b used bits;
+  T = C / k rows of words, rounded up. Word t of a column has the codes of the rows t, T + t, 2T +
+  t, …, the first code in the highest of its k·b used bits;
 - ``scale`` and ``zero``, (C, 1) along axis 1, (1, S) along axis 0;
 - ``shape``, the numbers O and I; ``nbits``, the used bits of a code; ``packing``, a name in bytes.
 
@@ -67,9 +67,9 @@ class _CodeMatrix:
     packing
         The storage of codes in words.
     used_bits
-        Bits of a code that are used; a fraction for a number of values that is no power of two.
+        Used bits of a code; a fraction if the number of values is not a power of two.
     has_row_groups
-        Whether a group is a row of codes (axis 1), not a column (axis 0).
+        Whether a group is a row of codes (axis 1) instead of a column (axis 0).
     """
 
     outputs: int
@@ -91,7 +91,7 @@ class _CodeMatrix:
         return self.width if self.has_row_groups else self.code_rows
 
     def codes_at(self, words: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Return the codes in these rows and columns, out of the words (T, S)."""
+        """Return the codes in these rows and columns from the words (T, S)."""
         place_in_word, word_row = np.divmod(row, self.word_rows)
         shifts = self.packing.bits * (self.packing.codes_of_word - 1 - place_in_word)
         largest_code = 2**self.packing.bits - 1
@@ -100,7 +100,7 @@ class _CodeMatrix:
 
 
 def _code_matrix(module: Module) -> _CodeMatrix:
-    """Return the matrix of codes of a module; `CheckpointError` if tensors do not fit together."""
+    """Return the matrix of codes of a module; `CheckpointError` if tensors do not fit."""
     packing = _packing(module)
     word_rows, width = module.shape(".W_q", packing.word_type)
     scales_shape = module.shape(".scale", FLOATS)
@@ -135,7 +135,7 @@ def _code_matrix(module: Module) -> _CodeMatrix:
 
 
 def _packing(module: Module) -> Packing:
-    """Return the storage of codes that ``packing`` names; `CheckpointError` for an unknown name."""
+    """Return the storage of codes from ``packing``; `CheckpointError` for an unknown name."""
     stored = module.small(".packing")
     name = stored.astype(np.uint8).tobytes() if stored.dtype.kind in "iu" else b""
     if name not in PACKING:
@@ -149,7 +149,7 @@ def _packing(module: Module) -> Packing:
 
 
 def _stored_shape(module: Module) -> tuple[int, int]:
-    """Return the shape (O, I) that ``shape`` sets; `CheckpointError` for anything else."""
+    """Return the shape (O, I) from ``shape``; `CheckpointError` for other contents."""
     stored = module.small(".shape")
     is_shape = stored.dtype.kind == "i" and len(stored) == 2 and bool((stored > 0).all())
     if not is_shape:
@@ -198,7 +198,7 @@ def _axis(module: Module, fitting_axes: list[int]) -> int:
 
 
 def _require_group(module: Module, values_of_group: int) -> None:
-    """Raise `CheckpointError` if the stored size of a group is another one."""
+    """Raise `CheckpointError` if the stored size of a group differs from the actual size."""
     if not module.has(".group_size"):
         return
     stored = module.small(".group_size")

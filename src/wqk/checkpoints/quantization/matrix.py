@@ -1,7 +1,7 @@
 """A matrix that is stored as codes, and the arithmetic that several formats share.
 
-A code is a small whole number. Its value is (code − zero) · scale, where scale and zero belong to
-the group of columns that the code lies in; or the value of a small float, times a scale.
+A code is a small whole number. Its value is (code − zero) · scale, with the scale and the zero of
+its group of columns; or the value of a small float, times a scale.
 
 Axes: O outputs, I inputs, G groups of columns.
 """
@@ -32,14 +32,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Component(NamedTuple):
-    """One of the tensors that a matrix is stored in.
+    """One of the stored tensors of a matrix.
 
     Attributes
     ----------
     name
         Name of the tensor.
     rows
-        Rows of this tensor for each row of the matrix; 0 if all of the tensor is always needed.
+        Rows of this tensor for each row of the matrix; 0 if the whole tensor is always needed.
     """
 
     name: str
@@ -57,15 +57,15 @@ class QuantizedMatrix:
     components
         Tensors to read, by their role for the matrix.
     values
-        Function from the tensors that were read, and the numbers of the wanted rows, to these rows
-        in float32.
+        Function of the tensors that were read and the numbers of the requested rows; it returns
+        these rows in float32.
     groups
         Number of groups of columns, if a column can belong to any group (role ``group_of``); else
         0.
     note
-        Sentence about a contradiction of the configuration that the tensors settle; else empty.
+        Sentence about a contradiction between configuration and tensors; else empty.
     rows_together
-        Neighboring rows that are read together, because each of them depends on all.
+        Number of neighboring rows that are read together, because each row depends on all of them.
     """
 
     info: TensorInfo
@@ -76,7 +76,7 @@ class QuantizedMatrix:
     rows_together: int = 1
 
     def parts(self, wanted: Part) -> dict[str, Part]:
-        """Return the parts of the stored tensors that the wanted rows need, by role."""
+        """Return the parts of the stored tensors for the requested rows, by role."""
         ranges = self._whole_ranges(wanted)
         parts = {}
         for role, component in self.components.items():
@@ -90,14 +90,14 @@ class QuantizedMatrix:
         return parts
 
     def read(self, wanted: Part, stored: Arrays) -> Float[np.ndarray, "rows ..."]:
-        """Return the wanted rows, computed from the parts that were read for them.
+        """Return the requested rows, computed from the parts that were read.
 
         Parameters
         ----------
         wanted
             The matrix, or some of its rows.
         stored
-            Arrays of the parts that `parts` names for ``wanted``, by role.
+            Arrays of the parts that `parts` returns for ``wanted``, by role.
         """
         rows = _row_numbers(self._whole_ranges(wanted))
         with np.errstate(all="ignore"):  # a later step reports values that are not finite
@@ -108,7 +108,7 @@ class QuantizedMatrix:
         return values.reshape(wanted.shape(self.info.shape))
 
     def _whole_ranges(self, wanted: Part) -> tuple[tuple[int, int], ...]:
-        """Return the wanted ranges of rows, widened to all rows that are read together."""
+        """Return ranges of rows, extended to all rows that are read together."""
         ranges = wanted.row_ranges(self.info.shape)
         height = self.rows_together
         if height == 1:
@@ -137,12 +137,12 @@ def scaled(
     scales, zeros
         One number for each row and group, (rows, G); without zeros, nothing is subtracted.
     group_of
-        Group of each column, (I,). By default, the columns are G groups of neighbors of equal size.
+        Group of each column, (I,). By default, groups are neighboring columns of equal number.
 
     Raises
     ------
     CheckpointError
-        ``group_of`` names groups that do not exist.
+        ``group_of`` contains groups that do not exist.
 
     Examples
     --------
@@ -181,7 +181,7 @@ def _require_groups(group_of: np.ndarray, *, columns: int, groups: int) -> None:
 
 
 def group_size(columns: int, groups: int, name: str) -> int:
-    """Return the number of columns of a group, of which all have the same number.
+    """Return the number of columns of each group.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def group_size(columns: int, groups: int, name: str) -> int:
     Raises
     ------
     CheckpointError
-        Groups of equal size do not make up all columns.
+        The columns do not divide into groups of equal size.
     """
     if groups == 0 or columns % groups:
         raise CheckpointError(
@@ -204,7 +204,7 @@ def group_size(columns: int, groups: int, name: str) -> int:
 
 
 def ceil_divide(count: int, size: int) -> int:
-    """Return the number of parts of at most ``size`` that make up ``count``: count / size, up.
+    """Return count / size, rounded up: the number of parts of at most ``size``.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def ceil_divide(count: int, size: int) -> int:
 
 
 def uniform_grid(bits: int, shared: int) -> Grid:
-    """Return the grid of whole numbers of some bits, of which ``shared`` have one scale."""
+    """Return the grid of whole numbers of some bits; ``shared`` values have one scale."""
     return Grid(shared, 2 / (2**bits - 1))
 
 

@@ -2,10 +2,10 @@
 
 Tensors of a weight (O, I) of b-bit codes with G groups of columns:
 
-- ``weight`` (O, I·b/32), words: the codes of a row one after the other, the first one in the lowest
-  bits; a code of 3, 5 or 6 bits may lie in two words;
+- ``weight`` (O, I·b/32), words: the consecutive codes of a row, the first code in the lowest bits;
+  a code of 3, 5 or 6 bits may extend over two words;
 - ``scales`` (O, G);
-- ``biases`` (O, G), in the affine mode alone.
+- ``biases`` (O, G), only in the affine mode.
 
 ==========  ================  ================================  =========================
 mode        code              scale, columns of a group         value
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class FloatMode(NamedTuple):
-    """A mode whose codes are floats: the bits of a code, and the columns of a group."""
+    """A mode with floats as codes: the bits of a code, and the columns of a group."""
 
     bits: int
     columns: int
@@ -76,13 +76,13 @@ class MlxScheme:
 
 @dataclass(frozen=True)
 class MlxSettings:
-    """The scheme of most modules, and those of single ones."""
+    """The default scheme, and schemes of single modules."""
 
     scheme: MlxScheme
     by_module: Mapping[str, MlxScheme]
 
     def of(self, module: str) -> MlxScheme:
-        """Return the scheme of one module."""
+        """Return the scheme of a module."""
         return self.by_module.get(module, self.scheme)
 
 
@@ -122,7 +122,7 @@ def _open(module: Module, settings: MlxSettings) -> QuantizedMatrix:
 
 
 def _affine(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
-    """Return a weight whose codes are whole numbers, with scales and biases of groups."""
+    """Return a weight with whole numbers as codes, with scales and biases of groups."""
     outputs, row_words = module.shape(".weight", "U32")
     scales_shape = module.shape(".scales", FLOATS)
     biases_shape = module.shape(".biases", FLOATS)
@@ -169,7 +169,7 @@ def _affine(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
 
 
 def _floats(module: Module, scheme: MlxScheme) -> QuantizedMatrix:
-    """Return a weight whose codes are floats, with scales that are exponents or 8-bit floats."""
+    """Return a weight with floats as codes, with scales that are exponents or 8-bit floats."""
     outputs, row_words = module.shape(".weight", "U32")
     scales_shape = module.shape(".scales", "U8")
     mode = FLOAT_MODES[scheme.mode]

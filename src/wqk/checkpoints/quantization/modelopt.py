@@ -10,8 +10,8 @@ A value is float4 · weight_scale · weight_scale_2. (compressed-tensors divides
 reciprocal, under another name.) 8-bit floats are read by `wqk.checkpoints.quantization.float8`;
 whole numbers are ``weight`` (O, I) with ``weight_scale``, (O,) or one number.
 
-Inputs are multiplied by ``pre_quant_scale`` (I,) before they meet the weight. Therefore the columns
-of the weight that the model attends with have these factors.
+Inputs are multiplied by ``pre_quant_scale`` (I,) before the weight. Therefore the columns of the
+effective weight have these factors.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _open(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
 
 
 def _nvfp4(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
-    """Return a weight in NVFP4: 4-bit floats, under scales in float8, under one scale of all."""
+    """Return a weight in NVFP4: 4-bit floats, with scales in float8 and one common scale."""
     outputs, row_bytes = module.shape(".weight", "U8")
     inputs = 2 * row_bytes
     columns_of_group = module.group_width(".weight_scale", "F8_E4M3", (outputs, inputs))
@@ -147,7 +147,7 @@ def _nvfp4(module: Module, settings: ModelOptSettings) -> QuantizedMatrix:
 
 
 def int8_matrix(module: Module) -> QuantizedMatrix:
-    """Return a weight of whole numbers of 8 bits, with one scale for each row or for all."""
+    """Return a weight of whole numbers of 8 bits, with a scale for each row, or one scale."""
     outputs, inputs = module.shape(".weight", "I8")
     scales_shape = module.shape(".weight_scale", FLOATS, axes=None)
     is_single = size(scales_shape) == 1

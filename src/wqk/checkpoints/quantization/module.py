@@ -1,4 +1,4 @@
-"""One module of a file: what the reader of a format may look at."""
+"""One module of a file, as the input of a format's reader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Source:
     config
         Configuration of the model.
     read
-        Function that reads parts of tensors as they are stored.
+        Function that reads parts of tensors in their stored types.
     descriptions
         ComfyUI's descriptions of weights, as JSON, from the headers of the files.
     has_factors
@@ -61,7 +61,7 @@ class Module:
     stem
         Name of the module, without a trailing dot.
     codes
-        End of the name of the tensor by which the format was recognized.
+        End of the name of the tensor that identified the format.
     source
         The file.
     """
@@ -91,9 +91,9 @@ class Module:
             End of the name of the tensor, which is the subject of the message; empty for the
             module.
         problem, expected, actual
-            Clause on what is wrong, what the reader needs, and what the file has instead.
+            Clauses: the problem, the requirement of the reader, and the content of the file.
         remedy
-            Clause on what the user can do.
+            Clause with advice for the user.
         """
         return CheckpointError(
             f"{self.name(ending)}: {problem}; expected {expected}, got {actual}; {remedy}"
@@ -161,7 +161,7 @@ class Module:
             )
 
     def require_promised(self, ending: str, promise: str) -> None:
-        """Raise `CheckpointError` if a tensor is missing that the configuration promises."""
+        """Raise `CheckpointError` if a tensor is missing although the configuration promises it."""
         if not self.has(ending):
             raise CheckpointError(
                 f"{self.name(ending)}: is missing, although the configuration sets {promise}; "
@@ -169,7 +169,7 @@ class Module:
             )
 
     def group_width(self, ending: str, dtypes: str, shape: tuple[int, int]) -> int:
-        """Return the number of columns that share a scale, of scales (outputs, groups).
+        """Return the number of columns that share a scale, for scales (outputs, groups).
 
         Parameters
         ----------
@@ -195,7 +195,7 @@ class Module:
         return group_size(inputs, scales_shape[1], self.name(ending))
 
     def require_group_width(self, ending: str, expected: int | None, actual: int) -> None:
-        """Refuse groups of another width than the configuration sets, if it sets one."""
+        """Raise `CheckpointError` if groups have another width than configured."""
         if expected in (None, actual):
             return
         raise self.error(
@@ -223,7 +223,7 @@ class Module:
         return self.source.read([Part(self.name(ending))])[0].reshape(-1)
 
     def description(self, ending: str) -> dict[str, Any]:
-        """Read the JSON object in a tensor of bytes; `CheckpointError` for anything else."""
+        """Read the JSON object in a tensor of bytes; `CheckpointError` for other contents."""
         info = self.info(ending)
         value = None
         if info.dtype == "U8" and info.nbytes > 0:
@@ -251,16 +251,16 @@ class Module:
         groups: int = 0,
         note: str = "",
     ) -> QuantizedMatrix:
-        """Return the matrix of this module, which is stored in these tensors.
+        """Return the matrix of this module in its stored tensors.
 
         Parameters
         ----------
         kind
-            Format and bits, as the column of a score table shows them: ``GPTQ 4-bit``.
+            Format and bits for the column of a score table: ``GPTQ 4-bit``.
         shape
             Outputs and inputs of the matrix, (O, I).
         grid
-            Grid of the values; None for values that lie on no uniform grid.
+            Grid of the values; None for values without a uniform grid.
         components, values, groups, note
             As in `QuantizedMatrix`.
         """
@@ -271,9 +271,9 @@ class Module:
 
 
 def with_column_factors(module: Module, matrix: QuantizedMatrix, ending: str) -> QuantizedMatrix:
-    """Return a matrix (O, I) whose columns are multiplied by stored factors, (I,) or one number.
+    """Return a matrix (O, I) with columns multiplied by stored factors, (I,) or one number.
 
-    A kernel multiplies the inputs of the module by these factors before they meet the weight.
+    A kernel multiplies the inputs of the module by these factors before the weight.
     """
     without_factors = matrix.values
 

@@ -1,4 +1,4 @@
-"""Experts of gpt-oss: two 4-bit floats in a byte, with an exponent for each 32 of them.
+"""Experts of gpt-oss: two 4-bit floats in a byte, with an exponent for every 32 floats.
 
 Tensors of the weights of E experts, each (O, I) with G groups of 32 columns:
 
@@ -6,7 +6,7 @@ Tensors of the weights of E experts, each (O, I) with G groups of 32 columns:
   bits;
 - ``_scales`` (E, O, G), bytes: exponents of two with 127 added (E8M0).
 
-A value is float4 · 2^(exponent − 127). The matrix is (E, I, O), as the model holds it.
+A value is float4 · 2^(exponent − 127). The matrix is (E, I, O), as in the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The quantization configuration of a file: its method, and its values with their types."""
+"""The quantization configuration of a file: its method, and its typed values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Settings:
     Attributes
     ----------
     method
-        Name of the quantization method, in lower case; empty if none is named.
+        Name of the quantization method, in lower case; empty if not set.
     values
         All keys with their values.
     path
-        Key of ``config.json`` that holds the configuration, for messages.
+        Key of the configuration in ``config.json``, for messages.
     """
 
     method: str
@@ -28,12 +28,12 @@ class Settings:
     path: str = "quantization_config"
 
     def get(self, *names: str) -> Any:
-        """Return the value under the only one of these keys that is set; None if none is.
+        """Return the value of the first of these keys that is set; None if no key is set.
 
         Raises
         ------
         CheckpointError
-            Two of these keys, which mean the same, have different values.
+            Two of these keys, which are synonyms, have different values.
         """
         set_values = [
             (name, self.values[name]) for name in names if self.values.get(name) is not None
@@ -50,14 +50,14 @@ class Settings:
         return first_value
 
     def whole(self, *names: str) -> int | None:
-        """Return a whole number; None if it is not set."""
+        """Return a whole number; None if not set."""
         value = self.get(*names)
         if value is not None and type(value) is not int:
             raise self._wrong(names[0], "a whole number", value)
         return value
 
     def switch(self, *names: str) -> bool:
-        """Return a switch, which is off if it is not set."""
+        """Return a truth value; False if not set."""
         value = self.get(*names)
         if value is None:
             return False
@@ -66,14 +66,14 @@ class Settings:
         return bool(value)
 
     def word(self, *names: str) -> str:
-        """Return a word in lower case; empty if it is not set."""
+        """Return a word in lower case; empty if not set."""
         value = self.get(*names)
         if value is not None and not isinstance(value, str):
             raise self._wrong(names[0], "a word", value)
         return (value or "").lower()
 
     def error(self, message: str) -> CheckpointError:
-        """Return the error for this configuration."""
+        """Return an error about this configuration."""
         return CheckpointError(f"{self.path}: {message}")
 
     def _wrong(self, name: str, expected: str, value: Any) -> CheckpointError:

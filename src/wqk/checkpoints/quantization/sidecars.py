@@ -1,9 +1,9 @@
-"""Quantization configurations in files of their own, next to ``config.json``.
+"""Quantization configurations in separate files next to ``config.json``.
 
 AutoGPTQ writes ``quantize_config.json``, early AutoAWQ ``quant_config.json``, ModelOpt
-``hf_quant_config.json``. ``config.json`` often repeats their keys. What such a file sets becomes
-part of ``quantization_config``, and the rules of the table hold for it; files that contradict each
-other are refused.
+``hf_quant_config.json``. ``config.json`` often repeats their keys. The settings of such a file
+become part of ``quantization_config``, and are checked with the table. Files that contradict each
+other raise an error.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def with_sidecars(
     read: Callable[[str], Mapping[str, Any]],
     formats: Iterable[QuantizedFormat],
 ) -> Mapping[str, Any]:
-    """Return a configuration with the quantization that files next to it set.
+    """Return a configuration with the quantization settings in files next to it.
 
     Parameters
     ----------
     config
         Contents of ``config.json``.
     tensors
-        Stored tensors. If none has a type of codes, the files are not read.
+        Stored tensors. If no tensor has a type of codes, the files are not read.
     read
-        Function that reads a file of JSON; empty if there is no such file.
+        Function that reads a file of JSON; it returns an empty object for an absent file.
     formats
-        The table of formats, whose keys without an effect may differ.
+        The table of formats. Keys without an effect may differ.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def with_sidecars(
 
 
 def _flat(content: Mapping[str, Any], file: str, method: str) -> dict[str, Any]:
-    """Return the keys of a file, those of ModelOpt's inner ``quantization`` among them."""
+    """Return the keys of a file, with the keys of ModelOpt's inner ``quantization``."""
     inner = content.get("quantization")
     if not isinstance(inner, dict):
         flat = dict(content)
@@ -89,7 +89,7 @@ def _merged(
     values: Mapping[str, Any],
     formats: Iterable[QuantizedFormat],
 ) -> Mapping[str, Any]:
-    """Return a configuration with the values of one file, which must not contradict it."""
+    """Return a configuration with the values of one file; `CheckpointError` for contradictions."""
     before = read_settings(config)
     added = read_settings({"quantization_config": values})
     if not before.values:
@@ -127,7 +127,7 @@ def _merged(
 
 
 def _is_equal(value: Any, value_before: Any) -> bool:
-    """Return whether two values are equal, words in any case."""
+    """Return whether two values are equal; words are equal in any case."""
     if isinstance(value, str) and isinstance(value_before, str):
         return value.lower() == value_before.lower()
     return type(value) is type(value_before) and bool(value == value_before)

@@ -1,9 +1,9 @@
-"""The records of the table of quantized formats: keys, companions, and how files are recognized.
+"""Records of the table of quantized formats: keys, companions, and signatures.
 
 Every tensor next to a quantized weight is a `Companion` of its format, and every key of a
 quantization configuration is a `Key` of the library that wrote it. A tensor or a key without a
-record is refused by its name, so that nothing is ignored because it was not thought of. The same
-records write the table of the documentation.
+record is an error, so that no unexpected tensor or key is ignored. The table in the documentation
+is written from these records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Effect(StrEnum):
-    """Effect of a key or a companion on the values that are read."""
+    """Effect of a key or a companion on the values."""
 
     VALUES = "enters the values"
     CHECKED = "is compared with the tensors"
@@ -35,13 +35,13 @@ class Companion:
     Attributes
     ----------
     ending
-        End of its name, after the name of the module. ``*`` stands for any letters.
+        End of the tensor's name, after the name of the module. ``*`` matches any letters.
     effect
         Effect on the values.
     meaning
         Contents of the tensor, as a noun phrase.
     required
-        Setting under which the tensor has to be there; empty if it is optional.
+        Setting that requires the tensor; empty if the tensor is optional.
     """
 
     ending: str
@@ -57,13 +57,14 @@ class Key:
     Attributes
     ----------
     name
-        Path of the key, with dots between the keys of nested objects. ``*`` stands for any key.
+        Path of the key, with dots between the keys of nested objects. ``*`` matches any key.
     effect
         Effect on the values.
     meaning
         Meaning of the key, as a noun phrase.
     neutral
-        Values of a refused key that change nothing, besides null, false and empty ones.
+        Allowed values of an excluded key, besides null, false and empty values, because they change
+        nothing.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Signature:
-    """Names and types of tensors by which a format is recognized.
+    """Names and types of tensors that identify a format.
 
     Attributes
     ----------
@@ -83,9 +84,9 @@ class Signature:
     types
         Stored types that this tensor may have.
     next_to
-        Ends of other tensors' names, one of which has to be there.
+        Ends of other tensors' names; at least one of these tensors must exist.
     weight
-        End of the name that the matrix is given.
+        End of the name of the resulting matrix.
     """
 
     ending: str
@@ -96,25 +97,26 @@ class Signature:
 
 @dataclass(frozen=True)
 class QuantizedFormat:
-    """A format of quantized weights, as one library writes it.
+    """A format of quantized weights, as written by one library.
 
     Attributes
     ----------
     name
         Name of the format.
     methods
-        Spellings of ``quant_method`` that belong to the format; the empty one if the format is also
-        read without a configuration.
+        Spellings of ``quant_method`` for the format; the empty spelling if the format is also read
+        without a configuration.
     signatures
-        Tensors by which the format is recognized.
+        Tensors that identify the format.
     companions, keys
         All tensors and all keys that the format may have.
     settings
-        Function that reads the configuration into typed values, once for a file.
+        Function that converts the configuration to typed values, once for a file.
     open
-        Function from a module and the typed settings to its matrix. It reads no weights.
+        Function of a module and the typed settings that returns the matrix, without reading
+        weights.
     proof
-        Independent route by which the values were compared.
+        Independent source that the values were compared with.
     """
 
     name: str
@@ -138,12 +140,12 @@ class QuantizedFormat:
 
 
 def companions(effect: Effect, **meanings: str) -> tuple[Companion, ...]:
-    """Return companions of one effect, from the ends of their names without the leading dot."""
+    """Return companions with one effect, from the ends of their names without the leading dot."""
     return tuple(Companion(f".{name}", effect, meaning) for name, meaning in meanings.items())
 
 
 def keys(effect: Effect, meaning: str, names: str) -> tuple[Key, ...]:
-    """Return keys of one effect and meaning, from names with spaces between them."""
+    """Return keys with one effect and meaning, from names with spaces between them."""
     return tuple(Key(name, effect, meaning) for name in names.split())
 
 

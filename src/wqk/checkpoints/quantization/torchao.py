@@ -1,4 +1,4 @@
-"""torchao's tensors in safetensors: int8 and float8, or fewer bits in whole bytes.
+"""torchao's tensors in safetensors: int8, float8, and fewer bits in whole bytes.
 
 Tensors of a weight (O, I) with G groups of I/G columns:
 
@@ -99,9 +99,9 @@ def _open(module: Module, settings: None) -> QuantizedMatrix:
 
 
 def _bits(module: Module) -> int:
-    """Return the bits of codes that are kept in whole bytes, as the codes of the first row need.
+    """Return the bits of codes in whole bytes, from the range of the codes of the first row.
 
-    A sign and n bits hold the whole numbers from −2ⁿ to 2ⁿ − 1.
+    A sign and n bits represent the whole numbers from −2ⁿ to 2ⁿ − 1.
     """
     (first_row,) = module.source.read([Part(module.name(CODES), ((0, 1),))])
     largest_magnitude = int(max(first_row.max(), -1 - first_row.min(), 1))

@@ -1,18 +1,18 @@
 """Rotations of compressed-tensors (``transform_config``), which a model applies while it runs.
 
-A group of transforms has one matrix R of each size, and a list of places where R acts. The width of
-R is that of the module's side, or ``head_dim``, for blocks along the diagonal.
+A group of transforms has one matrix R of each size, and a list of locations where R acts. The width
+of R is the width of the module's side, or ``head_dim``, for blocks along the diagonal.
 
-- ``weight_input`` and ``weight_output`` were multiplied into the stored weight for good. The model
-  attends with the stored weight, so nothing is left to do.
+- ``weight_input`` and ``weight_output`` are already multiplied into the stored weight. The model
+  uses the stored weight, and no further step is needed.
 - ``input`` and ``output`` act while the model runs: on the inputs x of a module, as x R, and on its
-  outputs. The module as a whole then multiplies by ``Rᵀ`` on that side, and so does this reader:
+  outputs. The whole module then multiplies by ``Rᵀ`` on this side. Therefore this reader returns
   ``W Rᵀ`` for inputs, ``Rᵀ W`` and ``Rᵀ b`` for outputs.
-- ``q_attn`` and ``k_cache`` turn queries and keys after their positions. If both are turned by one
-  orthogonal matrix, no score changes.
+- ``q_attn`` and ``k_cache`` rotate queries and keys after their positions. If both are rotated by
+  one orthogonal matrix, no score changes.
 
-R lies in the file, under the name of the group and the place, next to the first module that has it;
-modules after it share R and have no copy.
+R is stored in the file next to the first module with this transform, under the name of the group
+and the location. Later modules share R, without a copy.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MATRIX_TYPES = (*FLOATS.split(), "F64")
 
 @dataclass(frozen=True)
 class Transform:
-    """One place where the matrix of a group acts.
+    """One location where the matrix of a group acts.
 
     Attributes
     ----------
@@ -61,9 +61,9 @@ class Transform:
     kind
         Kind of the group's matrix, one of `KINDS`.
     location
-        Place where the matrix acts.
+        Location where the matrix acts.
     targets, ignore
-        Modules that have the transform, and modules among them that have not.
+        Modules with the transform, and exceptions.
     inverse
         Whether the inverse of the matrix acts.
     width
@@ -91,12 +91,12 @@ class Transform:
         return "Linear" in self.targets and not is_ignored
 
     def stored(self, module: str, ending: str = "weight") -> str:
-        """Return the name that the matrix has next to a module."""
+        """Return the name of the matrix next to a module."""
         return f"{module}.{self.group}_{self.location}.{ending}"
 
 
 def _is_named(module: str, targets: tuple[str, ...]) -> bool:
-    """Return whether one of the names, or of the patterns after ``re:``, is that of a module."""
+    """Return whether a list of names, or of patterns after ``re:``, includes a module."""
     for target in targets:
         if target == module:
             return True
@@ -111,7 +111,7 @@ def read_transforms(settings: Settings) -> tuple[Transform, ...]:
     Raises
     ------
     CheckpointError
-        A key, a kind or a place is not documented, or transforms of queries and keys do not cancel.
+        A key, a kind or a location is unknown, or transforms of queries and keys do not cancel.
     """
     config = settings.values.get("transform_config")
     if not config:
@@ -193,7 +193,7 @@ def _patterns(settings: Settings, key: str, place: Mapping[str, Any]) -> tuple[s
 
 
 def _require_cancelling(settings: Settings, transforms: list[Transform]) -> None:
-    """Raise `CheckpointError` unless queries and keys are turned by one orthogonal matrix."""
+    """Raise `CheckpointError` unless queries and keys are rotated by one orthogonal matrix."""
     sides: dict[str, set[Transform]] = {place: set() for place in ATTENTION_PLACES}
     for transform in transforms:
         if transform.location in sides:
@@ -226,10 +226,10 @@ class Transforms:
 
     @property
     def note(self) -> str:
-        """Sentence about rotations that stay in the stored weights.
+        """Sentence about rotations that remain in the stored weights.
 
-        Empty if no weight is stored rotated, or if rotations act while the model runs, which undo
-        those in the weights.
+        Empty if no stored weight is rotated, or if rotations while the model runs undo the
+        rotations of weights.
         """
         places = {transform.location for transform in self.transforms}
         if places.isdisjoint(STORED_PLACES) or not places.isdisjoint(RUNNING_PLACES):
@@ -240,7 +240,7 @@ class Transforms:
         )
 
     def applied(self, module: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
-        """Return the matrix that a module with quantized weights multiplies by."""
+        """Return the effective matrix of a module with quantized weights."""
         return _rounded(matrix, self._applied(module, matrix, is_linear=True))
 
     def plain(self) -> dict[str, QuantizedMatrix]:
@@ -268,7 +268,7 @@ class Transforms:
         return matrices
 
     def refuse_unused(self) -> None:
-        """Raise `CheckpointError` for matrices of transforms that no weight needed."""
+        """Raise `CheckpointError` for matrices of transforms that no weight uses."""
         for name in sorted(self.tensors):
             place = name.rpartition(".")[0]
             if self._is_of_transform(place, RUNNING_PLACES) and name not in self.used:
@@ -280,7 +280,7 @@ class Transforms:
     def _is_of_transform(
         self, module: str, places: Sequence[str] = (*RUNNING_PLACES, *ATTENTION_PLACES)
     ) -> bool:
-        """Return whether a module is a transform that lies in the file."""
+        """Return whether a module is a transform in the file."""
         word = module.rpartition(".")[2]
         return any(
             word == f"{transform.group}_{transform.location}"
@@ -309,7 +309,7 @@ class Transforms:
         return _with_rotated_outputs(matrix, rotation)
 
     def _transform(self, module: str, location: str, *, is_linear: bool | None) -> Transform | None:
-        """Return the transform of a module at one place; None if it has none."""
+        """Return the transform of a module at one location; None without a transform."""
         acting = []
         for transform in self.transforms:
             if transform.location != location:
@@ -330,7 +330,7 @@ class Transforms:
         return acting[0] if acting else None
 
     def _rotation(self, transform: Transform, module: str, length: int) -> _Rotation:
-        """Return the matrix of a transform, and the components in which it is stored."""
+        """Return the matrix of a transform, and its stored components."""
         width = transform.width or length
         if length % width:
             raise CheckpointError(
@@ -350,7 +350,7 @@ class Transforms:
     def _component(
         self, transform: Transform, module: str, ending: str, shape: tuple[int, ...]
     ) -> Component:
-        """Return a tensor of a transform: next to the module, or next to one that shares it."""
+        """Return a tensor of a transform: next to the module, or to a module that shares it."""
         place = transform.stored(module, ending)
         if place in self.tensors:
             names = [place]
@@ -372,9 +372,9 @@ class Transforms:
         return Component(names[0])
 
     def _is_shared(self, transform: Transform, name: str, ending: str) -> bool:
-        """Return whether a tensor holds the matrix of a transform's group, of the same direction.
+        """Return whether a tensor is the matrix of a transform's group, in the same direction.
 
-        A random matrix and its inverse are two tensors; Hadamard matrices are transposed.
+        A random matrix and its inverse are two tensors; a Hadamard matrix is transposed instead.
         """
         place, dot, end = name.rpartition(".")
         module, _, place = place.rpartition(".")
@@ -390,11 +390,11 @@ class Transforms:
 
 
 class _OpenClass(CheckpointError):
-    """The class of a module decides its values, and is not known."""
+    """The class of a module determines its values, but is unknown."""
 
 
 def _is_linear(module: str) -> bool | None:
-    """Return whether a module is of the class Linear, by its name; None if that is open."""
+    """Return whether a module is of the class Linear, by its name; None if unknown."""
     word = module.rpartition(".")[2]
     if NOT_LINEAR.fullmatch(word):
         return False
@@ -402,7 +402,7 @@ def _is_linear(module: str) -> bool | None:
 
 
 def _stored(name: str, info: TensorInfo) -> QuantizedMatrix:
-    """Return a plain tensor as a matrix that is read as it is stored."""
+    """Return a plain tensor as a matrix that is read without conversion."""
     return QuantizedMatrix(
         info,
         {"codes": Component(name, 1)},
@@ -422,7 +422,7 @@ def _rounded(plain: QuantizedMatrix, rotated: QuantizedMatrix) -> QuantizedMatri
 
 
 def _unreadable(matrix: QuantizedMatrix, message: str) -> QuantizedMatrix:
-    """Return a matrix whose values are refused when they are read."""
+    """Return a matrix that raises an error when its values are read."""
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         raise CheckpointError(message)
@@ -455,7 +455,7 @@ class _Rotation:
         Raises
         ------
         CheckpointError
-            The stored order is no permutation, or the entries are not ±1.
+            The stored order is not a permutation, or the entries are not ±1.
         """
         role = _role(self.transform)
         matrix = stored[role].astype(np.float64)
