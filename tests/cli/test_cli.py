@@ -169,6 +169,31 @@ def test_messages_into_a_pipe_that_closes_early_are_no_other_status(tmp_path: Pa
     assert done.returncode == 141
 
 
+@pytest.mark.parametrize(
+    ("line", "name", "status"),
+    [
+        ("wqk scan ENCODER --out FILE", "scores.csv", 0),
+        ("wqk scan ENCODER --json --out FILE", "scores.csv", 0),
+        ("wqk scan ENCODER --csv --report FILE", "report.html", 0),
+        ("wqk same ENCODER demo:decoder --junit FILE", "report.xml", 1),
+        ("wqk compose demo:induction --out FILE", "pairs.csv", 0),
+        ("wqk lab claims --out FILE", "claims.csv", 0),
+    ],
+)
+def test_files_are_written_although_nobody_reads_the_output(
+    line: str, name: str, status: int, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    line = line.replace("FILE", f"'{file}'")
+    done = shell(f"{line} | true; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert file.stat().st_size > 100
+    if name.endswith(".csv"):
+        shell(line.replace(str(file), str(tmp_path / "read.csv")))
+        assert file.read_text() == (tmp_path / "read.csv").read_text()
+
+
 def test_a_pipe_gets_no_colors_and_no_progress() -> None:
     done = shell("wqk scan ENCODER")
     assert done.returncode == 0

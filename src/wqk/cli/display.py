@@ -20,6 +20,7 @@ from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
 from wqk._files import check_output
+from wqk.cli.main import discard
 from wqk.storage.references import without_secrets
 
 if TYPE_CHECKING:
@@ -36,14 +37,42 @@ if hasattr(signal, "siginterrupt"):
     signal.siginterrupt(signal.SIGINT, True)
 
 
+# Options that name a file of the result.
+FILES_OF_RESULT = ("out", "picture", "report", "details", "junit", "figure")
+
+
+def _stop_printing() -> None:
+    """Discard further output after its reader has left, if the command has files to write.
+
+    Raises
+    ------
+    BrokenPipeError
+        The command has no files to write, and therefore ends.
+    """
+    context = click.get_current_context(silent=True)
+    options = {} if context is None else context.params
+    if not any(options.get(name) for name in FILES_OF_RESULT):
+        raise BrokenPipeError
+    discard(sys.stdout)
+
+
+def _write(text: str) -> None:
+    """Write text to the standard output."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _stop_printing()
+
+
 class _Output(Console):
-    """A console that raises at broken pipes, and does not crop wide tables."""
+    """A console that heeds broken pipes, and does not crop wide tables."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"crop": False, **options})
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        _stop_printing()
 
 
 def output() -> Console:
@@ -259,7 +288,7 @@ def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
         content = csv_of_frame(result.frame if isinstance(result, Result) else result)
     else:
         raise click.UsageError(f"the result is printed as CSV or JSON, and not as {ending}")
-    sys.stdout.write(printable(content.decode()))
+    _write(printable(content.decode()))
 
 
 def from_top(lines: Iterable[Any]) -> Iterator[Any]:
@@ -313,4 +342,4 @@ def write_result(result: Result, out: Path) -> None:
 def print_object(value: Mapping[str, Any]) -> None:
     """Print one JSON object; NaN and infinity, which JSON lacks, become null."""
     text = json.dumps(json_value(value), ensure_ascii=False, indent=2, allow_nan=False)
-    sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+    _write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")

@@ -451,7 +451,7 @@ def run(command: Callable[..., Any]) -> int:
         try:
             stream.flush()
         except (OSError, ValueError):
-            _discard(stream)
+            discard(stream)
     return status
 
 
@@ -466,7 +466,7 @@ def _status_of(command: Callable[..., Any]) -> int:
     return 0
 
 
-def _discard(stream: Any) -> None:
+def discard(stream: Any) -> None:
     """Discard further output, so that Python does not report a broken pipe at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -141,7 +141,8 @@ class HeadTerms(NamedTuple):
 
     The two add up to the layer's symmetry but are not shares of it: if heads cancel in the sum,
     both are large. ``within_random``, for comparison, is the expected term within heads if the same
-    rank dimensions were assigned to heads at random. Of a NumPy form, all three are plain numbers.
+    rank dimensions were assigned to heads at random. The terms of NumPy factors are of type
+    ``float``, those of other arrays are arrays of no axes.
     """
 
     within: Scores
@@ -169,6 +170,16 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     ------
     FormError
         The heads are not square, or stacked in another way.
+
+    Examples
+    --------
+    Two heads, each the transpose of the other: the layer is symmetric, its heads are not.
+
+    >>> query, key = np.random.default_rng(0).standard_normal((2, 256, 8))
+    >>> heads = BilinearForm.from_factors(np.stack([query, key]), np.stack([key, query]))
+    >>> terms = head_terms(heads)
+    >>> round(terms.within, 2), round(terms.between, 2)
+    (0.0, 1.0)
     """
     heads = _as_heads(heads)
     heads.require_square("head_terms")

@@ -100,11 +100,18 @@ class HeadLabels(Result, synonyms=LABEL_SYNONYMS):
         return len(self.heads)
 
     def of(self, label: str) -> tuple[LabeledHead, ...]:
-        """Heads with a label, the highest score first."""
-        if label not in SCORES:
+        """Heads with a label, such as ``previous-token``, the highest score first.
+
+        Raises
+        ------
+        FormError
+            There is no such label.
+        """
+        score = label.replace("-", "_")
+        if score not in SCORES:
             raise FormError(f"label: {label!r} is unknown; expected one of {', '.join(SCORES)}")
-        labeled = [head for head in self.heads if label in head.labels]
-        return tuple(sorted(labeled, key=lambda head: -getattr(head, label)))
+        labeled = [head for head in self.heads if score in head.labels]
+        return tuple(sorted(labeled, key=lambda head: -getattr(head, score)))
 
     @property
     def sentence(self) -> str:
