@@ -531,6 +531,12 @@ def test_a_module_is_verified_with_the_number_of_heads_that_it_was_opened_with(
     path = tmp_path / "own.toml"
     path.write_text(verified.family_file, encoding="utf-8")
     assert [plan.query.heads for plan in wqk.open(model, family=path).plans] == [4, 4]
+    # The proof is of four heads, and proves no other number.
+    assert wqk.Clipper(model, 1.0, heads_per_layer=4)
+    with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
+        wqk.Clipper(model, 1.0, heads_per_layer=2)
+    with pytest.raises(UnknownFamily, match=r"wqk.verify\(model, batch\)"):
+        wqk.initialize_(model, "symmetric", heads_per_layer=2)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

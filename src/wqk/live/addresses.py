@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,39 +15,10 @@ from wqk.checkpoints.checkpoint import plain_name
 from wqk.checkpoints.modules import ADAPTED, unwrapped
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import AttentionPlan, Place
+from wqk.families.proofs import proof_of, proven
 from wqk.live.calls import ObservedCall
 from wqk.model import Model
 from wqk.model import open as open_model
-
-
-@dataclass(frozen=True)
-class Learned:
-    """Facts that an observed attention shows about a guessed block.
-
-    Attributes
-    ----------
-    scale
-        Factor of the products of queries and keys.
-    causal
-        Whether no query sees a later key.
-    window
-        Keys that a query of a causal block sees, its own among them; None if all before it.
-    has_own_mask
-        Whether pairs are hidden that neither causality, nor the window, nor padding hides.
-    has_bias
-        Whether something is added to the scores.
-    """
-
-    scale: float
-    causal: bool
-    window: int | None = None
-    has_own_mask: bool = False
-    has_bias: bool = False
-
-
-# Networks whose own attention is what was guessed of it, as `wqk.verify` has shown, with what the
-# run has shown besides.
-PROVEN: WeakKeyDictionary[Any, Mapping[Place, Learned]] = WeakKeyDictionary()
 
 
 def network_of(model: Any, what: str) -> Any:
@@ -98,27 +69,25 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
     modules = plain_modules(network)
     plans = []
     for plan in model.plans:
-        if plan.rule.guess and not is_known(plan, network, modules):
+        facts = proof_of(plan, network)
+        if plan.rule.guess and facts is None and not _is_pytorchs(plan, modules):
             raise UnknownFamily(
                 f"{model.name}: {what}, and its family is unknown ({plan.rule.guess}); check the "
                 "guess by the model's own forward pass, wqk.verify(model, batch): where that is "
                 "right, the guess is taken from then on; or name the family, as in wqk.open(model, "
                 'family="nanogpt"), or describe it in a family file, wqk.open(model, family=FILE)'
             )
-        rule = msgspec.structs.replace(plan.rule, guess="")
-        facts = PROVEN.get(network, {}).get(plan.place)
-        if facts is not None:
-            plan = replace(plan, scale=facts.scale, causal=facts.causal)
-        elif plan.scale is None:
-            plan = replace(plan, scale=plan.score_scale)
-        plans.append(replace(plan, rule=rule))
+        if plan.rule.guess and facts is not None:
+            plan = proven(plan, facts)
+        elif plan.rule.guess:
+            rule = msgspec.structs.replace(plan.rule, guess="")
+            plan = replace(plan, rule=rule, scale=plan.score_scale)
+        plans.append(plan)
     return tuple(plans)
 
 
-def is_known(plan: AttentionPlan, network: Any, modules: dict[str, Any]) -> bool:
-    """Return whether a plan is no guess, or a guess that is proven, or PyTorch's own attention."""
-    if not plan.rule.guess or network in PROVEN:
-        return True
+def _is_pytorchs(plan: AttentionPlan, modules: dict[str, Any]) -> bool:
+    """Return whether PyTorch's own attention computes a plan's scores, and nothing else."""
     module: Any = modules.get(module_of(plan.query.tensor))
     return is_pytorch_attention(module) and module.bias_k is None and not module.add_zero_attn
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from wqk.families import AttentionPlan, Place
+from wqk.families.proofs import Learned
 from wqk.families.rules import AttentionRule
-from wqk.live.addresses import Learned
 from wqk.model import Model
 
 

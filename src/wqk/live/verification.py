@@ -33,7 +33,7 @@ from wqk.checkpoints.checkpoint import Around
 from wqk.checkpoints.modules import LiveCheckpoint, unwrapped
 from wqk.errors import CheckpointError, called_as
 from wqk.families import AttentionPlan, Place
-from wqk.live.addresses import PROVEN, Learned
+from wqk.families.proofs import PROVEN, Learned
 from wqk.live.learning import family_file
 from wqk.live.recording import (
     FROM_DISTANCE,
@@ -335,8 +335,9 @@ def verify(
 
     Where the family is guessed, positions and scale are not known: if they are not none and the
     usual one, only the products of queries and keys are compared. A guess about a module in memory
-    that is found right is taken by all functions from then on; of a module whose number of heads
-    was given, they take the opened model.
+    that is found right is taken from then on by `clip_`, `initialize_` and all functions that need
+    a known family; of a module whose number of heads was given, they take the opened model. Scores
+    keep the status ``guessed``: values and outputs were not compared.
 
     Needs PyTorch and transformers (``pip install '.[train]'``).
 
@@ -423,8 +424,11 @@ def _verify_module(opened: Model, batch: Any, tolerance: float) -> Verification:
             verification = _verify_copy(opened, batch, tolerance, exact=False)
         except CheckpointError:
             raise refusal from None
-    if verification.verdict == RIGHT:
-        PROVEN[unwrapped(opened.ref)] = verification.learned
+    network = unwrapped(opened.ref)
+    if verification.verdict != RIGHT:
+        PROVEN.pop(network, None)
+    elif verification.learned:
+        PROVEN[network] = verification.learned
     return verification
 
 
@@ -741,6 +745,8 @@ def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) ->
     expected = np.broadcast_to(expected & is_token, visible.shape)
     has_bias = bool(np.abs(attention.added).max(initial=0.0) > 1e-5)
     return Learned(
+        heads=plan.query.heads,
+        key_heads=plan.key.heads,
         scale=_learned_scale(plan, attention.logits, products),
         causal=is_causal,
         window=back + 1 if has_window else None,
