@@ -50,6 +50,8 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
     full = " ".join(run("scan", ENCODER, "--full", width=80).output.split())
     assert "Definition 3.2" in full
     assert "expected by chance" in full
+    assert "in heads (random) between" in full  # the value by chance next to its score
+    assert "between: the part of symmetry between different heads" in full
 
 
 def test_grids_of_heads_name_the_options_that_print_rows() -> None:

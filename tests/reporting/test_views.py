@@ -103,6 +103,34 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     assert matrix.get_xlabel() == "head b\n(printed: coupling × 100)"
 
 
+def test_the_strongest_pairs_are_listed_with_the_terms_of_the_layer(tmp_path: Path) -> None:
+    line = ("show", ENCODER, "--layer", "0", "--coupling", "--out", str(tmp_path / "pairs.png"))
+    lines = run(*line).stdout.splitlines()
+    coupling = np.array(shown_as_json(ENCODER, "--layer", "0", "--coupling")["coupling"])
+    pairs = [line.split()[:4] for line in lines if " and " in line and ":" not in line]
+    assert [int(first) for first, *_ in pairs[:2]] == [0, 1]
+    assert len(pairs) == 6
+    listed = [float(value) for *_, value in pairs]
+    assert listed == sorted(listed, reverse=True)
+    for first, _, second, value in pairs:
+        assert float(value) == pytest.approx(coupling[int(first), int(second)], abs=5e-4)
+    terms = wqk.head_terms(wqk.open(ENCODER)[0].heads)
+    total = wqk.symmetry(wqk.open(ENCODER)[0].form)
+    assert lines[-1] == (
+        f"symmetry of the layer {total:.3f}: {terms.within:.3f} within heads, "
+        f"{terms.between:.3f} between heads"
+    )
+    values = wqk.show(ENCODER, layer=0, coupling=True).values
+    assert values["symmetry_between_heads"] == pytest.approx(terms.between)
+    assert values["symmetry_within_heads"] + terms.between == pytest.approx(values["symmetry"])
+
+
+def test_further_pairs_are_counted() -> None:
+    five_heads = wqk.open(llama(heads=5, key_heads=5))[0]  # 10 pairs
+    view = coupling_view(five_heads, "five")
+    assert view.note.startswith("2 more pairs: in the picture, and in --json")
+
+
 @pytest.fixture
 def pruned(tmp_path: Path) -> str:
     """The encoder without the queries of head 1 in layer 0."""
@@ -122,7 +150,7 @@ def test_a_pruned_head_has_no_scores(pruned: str, tmp_path: Path) -> None:
     assert None not in (coupling[0][0], coupling[2][3])
     for view, note in ((("--head", "1"), "the form is zero"), (("--coupling",), "pair 0 and 3")):
         out = tmp_path / "pruned.png"
-        assert note in run("show", pruned, "--layer", "0", *view, "--out", str(out)).stderr
+        assert note in run("show", pruned, "--layer", "0", *view, "--out", str(out)).stdout
         assert out.exists()
 
 

@@ -146,7 +146,12 @@ kin = Verb(
 @click.argument("ref", type=REF)
 @option("layer", required=True)
 @option("head", help="Show one head instead of the whole layer.")
-@click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
+@click.option(
+    "--coupling",
+    is_flag=True,
+    help="Show how the layer's heads transpose each other, with the strongest pairs, and the "
+    "symmetry within heads and between heads.",
+)
 @stack
 @click.option(
     "--cross",
@@ -195,7 +200,8 @@ def show(
         return
     path = out or Path(f"{view.title.replace(', ', '-').replace(' ', '')}.png")
     view.save(path)
-    display.say(f"{view.title}: {view.subtitle}\npicture: {path}")
+    display.output().print(view)
+    display.say(f"picture: {path}")
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._console import Result, json_value
+from wqk._console import Result, counted, json_value, number
 from wqk._style import save_figure
 from wqk.attention import Block
 from wqk.errors import FormError, called_as
 from wqk.forms import images
 from wqk.forms.images import matrix_image
 from wqk.forms.kernels import directionalities
-from wqk.forms.scores import coupling, symmetry
+from wqk.forms.scores import coupling, head_terms, symmetry
 from wqk.model import open as open_model
 from wqk.reporting import pictures
 from wqk.reporting.payload import strongest_pair
 from wqk.tables.rendering import HEADLINE, label
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Pairs of heads that are printed.
+MOST_PAIRS = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,12 +43,18 @@ class FormView(Result):
         Numbers of the figure, as plain values for JSON.
     figure
         Function that draws the figure (needs matplotlib).
+    table
+        Table that is printed below the scores; None without one.
+    note
+        Explanation of the table.
     """
 
     title: str
     subtitle: str
     values: Mapping[str, Any]
     figure: Callable[[], Figure]
+    table: Sheet | None = None
+    note: str = ""
 
     @property
     def sentence(self) -> str:
@@ -67,6 +77,10 @@ class FormView(Result):
         from rich.text import Text
 
         yield Text.assemble((self.title, "bold"), f"\n{self.subtitle}")
+        if self.table is not None:
+            yield self.table
+        if self.note:
+            yield Text(self.note, style="dim")
 
     def _drawn(self) -> Figure:
         return self.figure()
@@ -112,9 +126,55 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
 def coupling_view(block: Block, name: str) -> FormView:
     """Return the coupling of a layer's heads: 1 for heads that are each other's transposes."""
     matrix = np.asarray(coupling(block.groups))
-    title, subtitle = f"{name}, coupling of heads", strongest_pair(matrix)
-    values = {"layer": block.layer, "coupling": matrix.tolist()}
-    return FormView(title, subtitle, values, lambda: pictures.coupling(matrix, title))
+    terms = head_terms(block.groups, block.form)
+    total, within, between = float(symmetry(block.form)), float(terms.within), float(terms.between)
+    values = {
+        "layer": block.layer,
+        "symmetry": total,
+        "symmetry_within_heads": within,
+        "symmetry_between_heads": between,
+        "coupling": matrix.tolist(),
+    }
+    title = f"{name}, coupling of heads"
+    pairs = _pairs_by_strength(matrix)
+    split = (
+        f"symmetry of the layer {number(total)}: {number(within)} within heads, "
+        f"{number(between)} between heads"
+    )
+    return FormView(
+        title=title,
+        subtitle=strongest_pair(matrix),
+        values=values,
+        figure=lambda: pictures.coupling(matrix, title),
+        table=_table_of_pairs(matrix, pairs[:MOST_PAIRS]) if pairs else None,
+        note=f"{_note_on_pairs(len(pairs))}\n{split}" if pairs else "",
+    )
+
+
+def _pairs_by_strength(matrix: np.ndarray) -> list[tuple[int, int]]:
+    """Return the pairs of heads with a coupling, the strongest first, whatever its sign."""
+    first, second = np.triu_indices(len(matrix), 1)
+    values = matrix[first, second]
+    order = np.argsort(-np.abs(values), kind="stable")  # NaN comes last
+    count = int(np.isfinite(values).sum())
+    return [(int(first[place]), int(second[place])) for place in order[:count]]
+
+
+def _table_of_pairs(matrix: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Sheet:
+    """Return a table of pairs of heads: their coupling, and the symmetry of each of the two."""
+    table = Sheet.of("heads", "coupling", "symmetry of the first", "of the second", text=["heads"])
+    for first, second in pairs:
+        values = matrix[first, second], matrix[first, first], matrix[second, second]
+        table.add(f"{first} and {second}", *map(number, map(float, values)))
+    return table
+
+
+def _note_on_pairs(count: int) -> str:
+    """Return the meaning of a coupling, and the number of pairs that the table leaves out."""
+    meaning = "coupling: 1 if one head is the transpose of the other, −1 if it is minus that"
+    if count <= MOST_PAIRS:
+        return meaning
+    return f"{counted(count - MOST_PAIRS, 'more pair')}: in the picture, and in --json\n{meaning}"
 
 
 @called_as("wqk.show(ref, layer, head)")
@@ -139,7 +199,8 @@ def show(
     head
         Number of a head, to show its form instead of the layer's.
     coupling
-        Whether to show the coupling of heads: 1 for heads that are each other's transposes.
+        Whether to show the coupling of heads: 1 for heads that are each other's transposes. The
+        view has the strongest pairs, and the layer's symmetry within heads and between heads.
     gamma
         Threshold of outlying norms, in standard deviations above the mean.
 

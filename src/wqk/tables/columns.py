@@ -101,7 +101,13 @@ COLUMNS = (
         "in heads",
         "$s$ in heads",
     ),
-    Column("symmetry_between_heads", float, "the part of symmetry between different heads"),
+    Column(
+        "symmetry_between_heads",
+        float,
+        "the part of symmetry between different heads",
+        "between",
+        "$s$ between heads",
+    ),
     Column(
         "symmetry_within_random",
         float,

@@ -173,6 +173,20 @@ def title(row: Mapping[str, Any]) -> str:
     return one_line(f"{name}{revision}")
 
 
+# Scores whose value by chance is printed next to them, with the column of that value.
+BY_CHANCE = {"symmetry_within_heads": "symmetry_within_random"}
+
+
+def _in_printed_order() -> Iterator[Column]:
+    """Yield all columns in their order, but a value by chance directly after its score."""
+    column_of = {column.name: column for column in COLUMNS}
+    for column in COLUMNS:
+        if column.name not in BY_CHANCE.values():
+            yield column
+        if column.name in BY_CHANCE:
+            yield column_of[BY_CHANCE[column.name]]
+
+
 def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
     """Return the columns that a table of layers shows after the layer's number.
 
@@ -181,7 +195,7 @@ def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
     the headline scores and the status remain.
     """
     columns = []
-    for column in COLUMNS:
+    for column in _in_printed_order():
         if not column.heading or column.name in ("layer", "head", "norm"):
             continue
         if not full and column.name not in ("window", *HEADLINE, "status"):
