@@ -1,4 +1,4 @@
-"""Scores during training: for custom loops, and for `transformers.Trainer`."""
+"""Scores and logits during training: for custom loops, and for `transformers.Trainer`."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Blocks of a running model: which module runs the attention that a plan describes."""
+"""Blocks of a running model: the modules that run the attention of plans."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def network_of(model: Any, what: str) -> Any:
     model
         The module, or a `Model` opened from one.
     what
-        Participle for the error: what the caller does to the model, such as ``run``.
+        Participle for the error: the action of the caller on the model, such as ``run``.
 
     Raises
     ------
     CheckpointError
-        The model is no module, but a reference to a checkpoint.
+        The model is not a module, but a reference to a checkpoint.
     """
     network = model.ref if isinstance(model, Model) else model
     if not hasattr(network, "named_modules"):
@@ -56,14 +56,14 @@ def opened_live(
 
 
 def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
-    """Return a live model's plans, of which none is a guess any longer.
+    """Return a live model's plans; raise `UnknownFamily` if one is an unproven guess.
 
-    A guess is proven by `wqk.verify`; PyTorch's own attention is known by its class.
+    `wqk.verify` proves a guess. PyTorch's attention is identified by its class.
 
     Raises
     ------
     UnknownFamily
-        Something was guessed and not proven; ``what`` is needed.
+        A plan is an unproven guess; ``what`` is the caller's requirement.
     """
     network = unwrapped(model.ref)
     modules = plain_modules(network)
@@ -93,7 +93,7 @@ def _is_pytorchs(plan: AttentionPlan, modules: dict[str, Any]) -> bool:
 
 
 def plain_modules(network: Any) -> dict[str, Any]:
-    """Modules by their names without those of wrappers and adapters."""
+    """Return modules by their names, without the names of wrappers and adapters."""
     return {
         _plain_module(name): module
         for name, module in network.named_modules(remove_duplicate=False)
@@ -101,14 +101,14 @@ def plain_modules(network: Any) -> dict[str, Any]:
 
 
 def is_pytorch_attention(module: Any) -> bool:
-    """Return whether a module is PyTorch's own attention."""
+    """Return whether a module is PyTorch's `nn.MultiheadAttention`."""
     from torch.nn import MultiheadAttention
 
     return isinstance(module, MultiheadAttention)
 
 
 def parent_of(plan: AttentionPlan) -> str:
-    """Return the module that runs a block's attention; the query's, if layers share keys."""
+    """Return the module that runs a block's attention; if layers share keys, the query's module."""
     query = module_of(plan.query.tensor).split(".")
     key = module_of(plan.key.tensor).split(".")
     parent = query[:-1] if query == key else _parent_of_both(query, key)
@@ -118,7 +118,7 @@ def parent_of(plan: AttentionPlan) -> str:
 
 
 def _parent_of_both(query: list[str], key: list[str]) -> list[str]:
-    """Return the path of the module around two others; the query's, if layers share keys."""
+    """Return the path of the module around two modules; if layers share keys, the query's."""
     depth = 0  # the number of names that both paths begin with
     for query_name, key_name in zip(query, key, strict=False):
         if query_name != key_name:
@@ -143,14 +143,14 @@ def subject_of(plan: AttentionPlan) -> str:
 
 @dataclass(frozen=True)
 class Address:
-    """Name under which an observed attention is reported.
+    """Name of an observed attention in results.
 
     Attributes
     ----------
     name
-        Stack, kind and layer of a block that a family describes; else the path of the module.
+        Stack, kind and layer of a block of a known family; else the path of the module.
     heads
-        Number of query heads, if a family gives it.
+        Number of query heads; None without a family.
     is_self
         Whether queries and keys belong to the same tokens.
     """
@@ -161,7 +161,7 @@ class Address:
 
 
 class BlockIndex:
-    """Blocks by the modules that run them.
+    """Blocks by the modules that run their attention.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class BlockIndex:
             self._plans.setdefault(module, []).append(plan)
 
     def plans_of(self, call: ObservedCall) -> list[AttentionPlan]:
-        """Plans of the block that a call belongs to: several if layers share their module."""
+        """Plans of the block of a call; several plans if layers share their module."""
         for running in reversed(call.modules):
             plans = self._plans.get(running.module)
             if plans:
@@ -195,7 +195,7 @@ class BlockIndex:
         return []
 
     def addresses(self, call: ObservedCall) -> list[Address]:
-        """Names under which a call is reported."""
+        """Return the names of a call's blocks in results."""
         plans = self.plans_of(call)
         reads_another = any(running.reads_another for running in call.modules)
         if not plans:
@@ -211,10 +211,10 @@ class BlockIndex:
 
 
 def _is_joint(plans: Sequence[AttentionPlan]) -> bool:
-    """Return whether one softmax computes all plans of a module: a form from stream to stream.
+    """Return whether one softmax computes all plans of a module: joint attention of streams.
 
-    In diffusion transformers, a text and a picture attend to each other and themselves. What is
-    observed of the joint attention is reported for each of its forms.
+    In diffusion transformers, a text and a picture attend to each other and to themselves.
+    Observations of the joint attention are reported for each of its forms.
     """
     queries = {plan.query.tensor for plan in plans}
     keys = {plan.key.tensor for plan in plans}
@@ -235,5 +235,5 @@ def _of_kind(plans: list[AttentionPlan], call: ObservedCall) -> list[AttentionPl
 
 
 def _plain_module(name: str) -> str:
-    """Return a module's name as the model itself has it."""
+    """Return the plain name of a module, without wrappers."""
     return plain_name(f"{name}.").rstrip(".").removesuffix(f".{ADAPTED}")

@@ -43,10 +43,10 @@ CALLBACK_SYNONYMS = {
 class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # type: ignore[misc]
     """Score the model that a `transformers.Trainer` trains, and log the medians to its loggers.
 
-    Scores are computed before the first step, at the given steps, and after the last step. Rows go
+    Scores are computed before the first step, at the chosen steps, and after the last step. Rows go
     to ``scores.jsonl`` and ``updates.jsonl`` in the folder. A resumed run appends to the same
-    files. With `attach`, medians also go to the Trainer's log history and loggers, which a callback
-    that is only added cannot reach.
+    files. With `attach`, medians also go to the Trainer's log history and loggers; a callback that
+    is only added has no access to them.
 
     Parameters
     ----------
@@ -56,13 +56,12 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
         Limit of the largest attention logit: `wqk.clip_` rescales the heads that exceed the limit.
         Steps and heads are written to ``clips.jsonl``. None for no clipping.
     clip_every
-        Number of steps from one clipping to the next, by the logits of the last step. With
-        `torch.compile`, steps whose logits are measured run uncompiled: choose 10 or more.
+        Number of steps from one clipping to the next; the logits of the last step are used. With
+        `torch.compile`, steps with measured logits run uncompiled: choose 10 or more.
     family, heads_per_layer
         Options of opening the Trainer's model, as for `wqk.open`.
     every, steps, ...
-        Everything else that `Monitor` takes; steps are optimizer steps, the Trainer's
-        ``global_step``.
+        Further parameters of `Monitor`; steps are optimizer steps, the Trainer's ``global_step``.
 
     Examples
     --------
@@ -102,7 +101,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
         self._trainer: Trainer | None = None
 
     def attach(self, trainer: Trainer) -> ScoreCallback:
-        """Add the callback to a Trainer, and log through it.
+        """Add the callback to a Trainer, and log through the Trainer.
 
         Raises
         ------
@@ -118,7 +117,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a model that cannot be monitored as early as possible."""
+        """Raise an error early for a model that cannot be monitored."""
         self._require_model(kwargs["model"])
 
     def on_train_begin(
@@ -138,7 +137,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Clip, and compute scores if they are due, and after the last step."""
+        """Clip, and compute scores if they are due or after the last step."""
         assert self.monitor is not None
         if self._clipper is not None:
             self._clipped += len(self._clipper(state.global_step))
@@ -149,9 +148,9 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compute scores after the last step of a run that ended early; they are not logged.
+        """Compute scores after the last step of a run that ended early, without logging.
 
-        Nor are they computed if the Trainer has replaced the last model by the best one.
+        If the Trainer has replaced the last model by the best model, no scores are computed.
         """
         assert self.monitor is not None
         if not args.load_best_model_at_end:
@@ -161,7 +160,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
             self._clipper.close()
 
     def _log(self, medians: dict[str, float], control: TrainerControl) -> None:
-        """Send medians, and the cost of the latest look, to all of the Trainer's loggers."""
+        """Send medians, and the cost of the latest scores, to all loggers of the Trainer."""
         if medians and self._trainer is not None:
             assert self.monitor is not None
             share = self.monitor.costs[-1].share
@@ -175,7 +174,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
             control.should_log = should_log
 
     def _require_model(self, model: Any) -> None:
-        """Raise the errors of `Monitor` and `Clipper` about a model."""
+        """Raise the errors of `Monitor` and `Clipper` for a model that they cannot use."""
         Tracker(self._opened(model), "")
         if self._clip is not None:
             self._clipper_of(model)
@@ -186,7 +185,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
         return Clipper(self._opened(model), self._clip, self.folder / CLIPS, self._clip_every)
 
     def _opened(self, model: Any) -> Any:
-        """Return the model itself, or opened with the family and the number of heads."""
+        """Return the model, or a `Model` with the chosen family and number of heads."""
         if self._family is None and self._heads_per_layer is None:
             return model
         return open_model(model, family=self._family, heads_per_layer=self._heads_per_layer)

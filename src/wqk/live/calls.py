@@ -1,7 +1,7 @@
-"""One call of an attention operation, and its logits, scores and weights in tiles.
+"""One call of an attention operation, with its logits, scores and weights in tiles.
 
-A tile holds a few rows of the attention of some sequences, so that memory does not grow with the
-square of the number of tokens.
+A tile contains a few rows of the attention of some sequences. Therefore memory does not grow with
+the square of the number of tokens.
 
 Axes: B sequences, H query heads, G key heads, I queries, J keys, R head width.
 """
@@ -29,7 +29,7 @@ HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads",
 
 
 class Band(NamedTuple):
-    """Keys that a query may see by their distance: from ``i - back`` to ``i + ahead``.
+    """Keys that a query may see, by distance: from ``i - back`` to ``i + ahead``.
 
     ``offset`` is added to the numbers of the queries: kernels of flash attention align the last
     query with the last key.
@@ -40,7 +40,7 @@ class Band(NamedTuple):
     offset: int = 0
 
     def shows(self, distance: torch.Tensor) -> torch.Tensor:
-        """Mask of the distances (I, J) of a query from a key, i + offset − j, that are visible."""
+        """Return a mask of the visible distances (I, J) of queries from keys, i + offset − j."""
         import torch
 
         shown = torch.ones_like(distance, dtype=torch.bool)
@@ -60,7 +60,7 @@ class RunningModule(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A part of one attention: some sequences, all heads, some rows, all keys that they may see."""
+    """A part of one attention: some sequences, all heads, some rows, and their visible keys."""
 
     sequences: slice
     rows: slice
@@ -70,7 +70,7 @@ class Tile(NamedTuple):
     visible: torch.Tensor | None  # (1 or B, 1 or H, 1 or I, J); None if all pairs are visible
 
     def attention(self) -> torch.Tensor:
-        """Return the weights (B, H, I, J), as observed or computed; 0 in rows without a key."""
+        """Return the weights (B, H, I, J), observed or computed; 0 in rows without a key."""
         if self.weights is not None:
             return self.weights
         scores = self.scores
@@ -82,34 +82,35 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedCall:
-    """One attention, as the operation that computes it was called.
+    """One attention: an observed call of the operation that computes it.
 
     Attributes
     ----------
     operation
         Name of the operation, such as ``aten::_softmax``.
     modules
-        Modules that run, the outermost first.
+        Running modules, the outermost first.
     queries, keys
-        (B, H, I, R) and (B, G, J, R), after norms and positions; None if only the softmax was seen.
+        (B, H, I, R) and (B, G, J, R), after norms and positions; None if only the softmax was
+        observed.
     scale
-        Number that multiplies their products: a float, or a tensor of one entry.
+        Factor of their products: a float, or a tensor of one entry.
     factors
-        Tensors that multiply the products besides, as broad as (B, H, I, J).
+        Further factors of the products, which broadcast to (B, H, I, J).
     softcap
         Limit c of a soft cap c · tanh(logit / c).
     mask
-        (1 or B, 1 or H, 1 or I, J): True if a pair is visible, or numbers that are added.
+        (1 or B, 1 or H, 1 or I, J): True for a visible pair, or numbers to add.
     band
-        Keys that are visible by their distance.
+        Keys that are visible at their distance.
     slopes
-        (1 or B, H): what a score loses for each token of distance (ALiBi).
+        (1 or B, H): the decrease of a score for each token of distance (ALiBi).
     change_score, show_pair
-        Functions of FlexAttention: of score and indices, of indices.
+        Functions of FlexAttention: of a score and indices, and of indices.
     scores, weights
         (B, H, I, J'): input and output of a softmax, if it was observed.
     columns
-        Columns of the scores that belong to keys; others belong to sinks.
+        Columns of the scores that belong to keys; the remaining columns belong to sinks.
     is_relative
         Whether columns are distances from the query instead of tokens (Longformer).
     """
@@ -133,22 +134,22 @@ class ObservedCall:
 
     @property
     def path(self) -> str:
-        """Path of the innermost module that runs; empty for the model itself."""
+        """Path of the innermost running module; empty for the model."""
         return self.modules[-1].path if self.modules else ""
 
     @property
     def module(self) -> Any:
-        """The innermost module that runs."""
+        """The innermost running module."""
         return self.modules[-1].module if self.modules else None
 
     @property
     def has_logits(self) -> bool:
-        """Return whether queries and keys were observed, and not the input of the softmax alone."""
+        """Return whether queries and keys were observed, not only the input of the softmax."""
         return self.queries is not None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Numbers of sequences, query heads, queries and keys, as in the operation's tensors."""
+        """Numbers of sequences, query heads, queries and keys in the operation's tensors."""
         if self.scores is not None:
             keys = len(range(*self.columns.indices(self.scores.shape[-1])))
             return (*self.scores.shape[:-1], keys)
@@ -158,13 +159,13 @@ class ObservedCall:
 
     @property
     def device(self) -> torch.device:
-        """Device of its tensors."""
+        """Device of the tensors."""
         tensor = self.queries if self.scores is None else self.scores
         assert tensor is not None
         return tensor.device
 
     def first(self, sequences: int) -> ObservedCall:
-        """Return the call of the first sequences alone."""
+        """Return the call with only the first sequences."""
         if sequences >= self.shape[0]:
             return self
 
@@ -183,13 +184,13 @@ class ObservedCall:
         )
 
     def by_head(self, heads: int | None = None) -> ObservedCall | None:
-        """Return the call with the axes (B, H, I, J), whatever the axes of the observed softmax.
+        """Return the call with axes (B, H, I, J), for any axes of the observed softmax.
 
         Parameters
         ----------
         heads
-            Number of query heads, if a family describes the block. Else the axis before the
-            queries holds heads, or the module's own number of heads divides the first axis.
+            Number of query heads, if a family describes the block. Otherwise the axis before the
+            queries is the axis of heads, or the module's number of heads divides the first axis.
 
         Returns
         -------
@@ -210,7 +211,7 @@ class ObservedCall:
         return self._arranged(order, (-1, head_count))
 
     def _of_sliding_windows(self, heads: int | None) -> ObservedCall | None:
-        """Return the call of a softmax over (B, I, H, W), W the keys around a query, or None."""
+        """Return the call of a softmax over (B, I, H, W), with W keys around a query, or None."""
         if self.has_logits or self.scores is None or self.weights is None:
             return None
         if self.scores.ndim != 4 or self.scores.shape[-2] != heads:
@@ -223,18 +224,18 @@ class ObservedCall:
         )
 
     def in_one(self) -> ObservedCall:
-        """Return the call as one sequence, whose heads are all leading axes in their order."""
+        """Return the call as one sequence; its heads are all leading axes in order."""
         return self._arranged(tuple(range(len(self._leading))), (1, -1))
 
     def _arranged(self, order: tuple[int, ...], split: tuple[int, int]) -> ObservedCall:
-        """Return the call with its leading axes in an order, and split into sequences and heads.
+        """Return the call with its leading axes reordered and split into sequences and heads.
 
         Parameters
         ----------
         order
             The leading axes in their new order.
         split
-            Numbers of sequences and heads, one of which may be −1.
+            Numbers of sequences and heads; one of the numbers may be −1.
         """
 
         def arranged(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,15 +258,15 @@ class ObservedCall:
 
     @property
     def _leading(self) -> tuple[int, ...]:
-        """Sizes of the axes before queries and keys: those of sequences and heads."""
+        """Sizes of the axes before queries and keys: sequences and heads."""
         tensor = self.queries if self.scores is None else self.scores
         assert tensor is not None
         return tuple(tensor.shape[:-2])
 
     def visible_keys(self) -> torch.Tensor | None:
-        """Mask of the keys that some query may see, (1 or B, J); None if no key is masked.
+        """Return a mask of the keys that any query may see, (1 or B, J); None without a mask.
 
-        Hidden keys are padding. A band is not consulted: the keys beyond its reach are no padding.
+        Hidden keys are padding. A band is ignored, because keys outside the band are not padding.
         """
         if self.scores is not None:
             scores = self.scores[..., self.columns]
@@ -277,7 +278,7 @@ class ObservedCall:
         return is_visible(self.mask).any(-2).any(1)
 
     def _keys_shown(self, show_pair: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """Mask of the keys (B, J) that FlexAttention's mask shows to some query."""
+        """Return a mask of the keys (B, J) that FlexAttention's mask shows to any query."""
         import torch
 
         assert self.queries is not None
@@ -295,10 +296,10 @@ class ObservedCall:
         return shown
 
     def tiles(self, size: int | None = None) -> Iterator[Tile]:
-        """Go through the attention tile by tile: several whole sequences, or some rows of one.
+        """Yield the attention tile by tile: several whole sequences, or some rows of one sequence.
 
-        A tile has all heads and keys, and at most ``size`` entries, unless one row has more. By
-        default, a tile stays in the cache of a processor, or fills a GPU.
+        A tile has all heads and keys, and at most ``size`` entries, unless a single row has more.
+        By default, a tile fits into the cache of a processor, or fills a GPU.
         """
         batch, heads, queries, keys = self.shape
         size = size or (CACHED_TILE if self.device.type == "cpu" else DEVICE_TILE)
@@ -325,7 +326,7 @@ class ObservedCall:
         return self._kernel_tile(sequences, rows, logits)
 
     def _softmax_tile(self, sequences: slice, rows: slice, logits: torch.Tensor | None) -> Tile:
-        """Return a tile of a softmax; a score far below its logit was hidden by a mask."""
+        """Return a tile of a softmax; a pair is hidden if its score is far below its logit."""
         assert self.scores is not None
         scores = self.scores[sequences, :, rows, self.columns]
         weights = None if self.weights is None else self.weights[sequences, :, rows, self.columns]
@@ -338,7 +339,7 @@ class ObservedCall:
         return Tile(sequences, rows, logits, scores, weights, ~hidden)
 
     def _kernel_tile(self, sequences: slice, rows: slice, logits: torch.Tensor) -> Tile:
-        """Return a tile of a fused kernel: band, slopes, mask and functions are its arguments."""
+        """Return a tile of a fused kernel, from its arguments: band, slopes, mask and functions."""
         import torch
 
         key_count, device = logits.shape[-1], logits.device
@@ -364,7 +365,7 @@ class ObservedCall:
     def _flexible(
         self, sequences: slice, rows: slice, scores: torch.Tensor, visible: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the scores, and the visible pairs, that the functions of FlexAttention give."""
+        """Return the scores and the visible pairs from the functions of FlexAttention."""
         import torch
 
         batch, queries = sequences.stop - sequences.start, rows.stop - rows.start
@@ -381,7 +382,7 @@ class ObservedCall:
         return scores, visible
 
     def _logits(self, sequences: slice, rows: slice, key_count: int) -> torch.Tensor | None:
-        """Scaled products (B, H, I, J) of queries and the first keys, in at least float32.
+        """Return scaled products (B, H, I, J) of queries and the first keys, at least in float32.
 
         None if queries and keys were not observed.
         """
@@ -402,14 +403,14 @@ class ObservedCall:
         return logits
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits after the soft cap, if there is one."""
+        """Return logits after the soft cap, if any."""
         if self.softcap is None:
             return logits
         return self.softcap * (logits / self.softcap).tanh()
 
 
 def is_visible(mask: torch.Tensor) -> torch.Tensor:
-    """Mask of the pairs that a mask shows, which is Boolean or holds numbers that are added."""
+    """Return the visible pairs of a mask, which is Boolean or contains numbers to add."""
     import torch
 
     return mask if mask.dtype == torch.bool else mask > HIDDEN
@@ -421,17 +422,17 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def both_visible(visible: torch.Tensor | None, shown: torch.Tensor) -> torch.Tensor:
-    """Return the pairs that two masks show; None for the first mask shows all."""
+    """Return the pairs that two masks show; the first mask may be None and show all pairs."""
     return shown if visible is None else visible & shown
 
 
 def of_sequences(tensor: torch.Tensor, sequences: slice) -> torch.Tensor:
-    """Return the part of some sequences of a tensor (1 or B, ...); 1 stands for all sequences."""
+    """Return some sequences of a tensor (1 or B, ...); a single entry is for all sequences."""
     return tensor if len(tensor) == 1 else tensor[sequences]
 
 
 def _tile_of(tensor: torch.Tensor, sequences: slice, rows: slice, key_count: int) -> torch.Tensor:
-    """Return the part of a tensor (1 or B, 1 or H, 1 or I, 1 or J) that meets a tile."""
+    """Return the part of a tensor (1 or B, 1 or H, 1 or I, 1 or J) that belongs to a tile."""
     if tensor.numel() == 1:
         return tensor
     part = of_sequences(tensor, sequences)
@@ -443,7 +444,7 @@ def _tile_of(tensor: torch.Tensor, sequences: slice, rows: slice, key_count: int
 
 
 def _head_count(modules: Sequence[RunningModule], size: int) -> int | None:
-    """Return the number of heads of the innermost module with one that divides an axis, or None.
+    """Return the number of heads of the innermost module whose number divides an axis, or None.
 
     ``size`` is the size of the axis.
     """
@@ -456,7 +457,7 @@ def _head_count(modules: Sequence[RunningModule], size: int) -> int | None:
 
 
 def _heads_last(leading: tuple[int, ...], heads: int | None) -> tuple[int, ...] | None:
-    """Order of the leading axes in which heads are the last; None if none are.
+    """Return the order of the leading axes that puts heads last; None without heads.
 
     Examples
     --------

@@ -1,7 +1,8 @@
-"""QK-clip: bring the heads whose attention logits exceed a limit back to it, by their weights.
+"""QK-clip: rescale the weights of heads whose attention logits exceed a limit.
 
-After MuonClip (Kimi K2, 2025): a head whose largest logit S is above the limit τ has its queries
-and keys multiplied by √(τ/S) each, so that its W_qk changes by τ/S exactly, and its logits with it.
+After MuonClip (Kimi K2, 2025): if the largest logit S of a head exceeds the limit τ, the queries
+and the keys of the head are multiplied by √(τ/S) each. The form W_qk and the logits then change by
+exactly τ/S.
 
 ==================  ============================================================================
 attention           what is multiplied
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class ClippedHead(NamedTuple):
-    """One head whose W_qk was multiplied."""
+    """A head whose W_qk was multiplied by a factor."""
 
     stack: str
     kind: str
@@ -67,7 +68,7 @@ class ClippedHead(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Clipping(Result):
-    """Outcome of `clip_`; printing the outcome shows a line for each head."""
+    """Result of `clip_`; printing shows a line for each head."""
 
     limit: float | None  #: None if nothing was to be clipped.
     heads: tuple[ClippedHead, ...] = ()
@@ -80,7 +81,7 @@ class Clipping(Result):
 
     @property
     def sentence(self) -> str:
-        """Number of heads that were clipped."""
+        """Number of clipped heads."""
         if self.limit is None:
             return "logits were measured, no head was to be clipped"
         return f"{counted(len(self.heads), 'head')} clipped to logits of at most {self.limit:g}"
@@ -102,7 +103,7 @@ class Clipping(Result):
 
 
 class Reach(Enum):
-    """Logits of a block that change where one side, its queries or keys, is multiplied."""
+    """Logits of a block that change if one side, queries or keys, is multiplied."""
 
     NONE = "no logits, or also logits of other blocks"
     LAYER = "the logits of all heads, by one factor"
@@ -147,32 +148,32 @@ def clip_(
 ) -> Clipping:
     """Rescale the queries and keys of the heads whose logits exceed a limit, in place.
 
-    To be called after the optimizer's step, whose momentum is left, as in MuonClip. The form W_qk
-    of every named head changes by exactly its factor, limit/maximum, and nothing else in the model
-    changes. In a distributed run all processes call it; measured maxima are those over all
-    processes.
+    Call this function after the optimizer's step; the momentum of the optimizer does not change, as
+    in MuonClip. The form W_qk of every listed head changes by exactly its factor, limit/maximum;
+    the rest of the model does not change. In a distributed run all processes call this function,
+    and measured maxima are maxima over all processes.
 
     Parameters
     ----------
     model
-        The `nn.Module` that is trained, of a family that wqk knows; plain, wrapped or sharded;
-        or a `Model` opened from one.
+        The trained `nn.Module`, of a known family; plain, wrapped or sharded; or a `Model` opened
+        from a module.
     limit
-        The largest logit that is left alone.
+        The largest logit that is not clipped.
     logits
-        The largest logit of each head: of `wqk.logits`; of a `Monitor` with ``logits=True``, each
-        measurement used once; or a mapping {(layer, head): value} or {(stack, kind, layer, head):
-        value}. A training loop needs a `Clipper` instead, which measures every pass.
+        The largest logit of each head: a result of `wqk.logits`; a `Monitor` with ``logits=True``
+        (each measurement is used once); or a mapping {(layer, head): value} or {(stack, kind,
+        layer, head): value}. For a training loop, use a `Clipper`, which measures every pass.
     grouped
-        Where query heads share a key head: ``both`` multiplies the key by the √ of its worst
-        head's factor and each query by what is left; ``queries`` leaves the key.
+        Method for query heads that share a key head: ``both`` multiplies the key by the √ of its
+        smallest factor and each query by the remaining factor; ``queries`` does not change the key.
     family, heads_per_layer
         Options of opening the model, as for `wqk.open`.
 
     Returns
     -------
     Clipping
-        The heads that were multiplied, and what could not be.
+        The clipped heads, and notes on heads that could not be clipped.
 
     Raises
     ------
@@ -181,7 +182,7 @@ def clip_(
     UnknownFamily
         No family describes the model; weights are not written based on a guess.
     CheckpointError
-        Its queries or keys have an adapter.
+        Queries or keys of the model have an adapter.
 
     Examples
     --------
@@ -229,7 +230,7 @@ def _clipped(
     grouped: str,
     notes: list[str],
 ) -> Clipping:
-    """Multiply the heads whose largest logits exceed the limit, all or none."""
+    """Multiply the heads whose largest logits exceed the limit; on an error, no head changes."""
     import torch
 
     heads: list[ClippedHead] = []
@@ -266,26 +267,26 @@ def _clipped(
 
 
 class Clipper(Advising):
-    """Clips a model after each optimizer step by the logits of every pass since the step before.
+    """Clips a model after each optimizer step, by the logits of all passes since the last step.
 
     As in MuonClip, the maximum of a head is taken over all micro-batches, sequences and processes.
     All processes of a distributed run make a clipper and call it at the same steps; their maxima
-    are exchanged in one packed operation. The optimizer's momentum is left.
+    are exchanged in one packed operation. The optimizer's momentum does not change.
 
     Parameters
     ----------
     model
-        The `nn.Module` that is trained, of a family that wqk knows or that `wqk.verify` has proven;
-        plain, wrapped or sharded; or a `Model` opened from one.
+        The trained `nn.Module`, of a family that is known or proven by `wqk.verify`; plain, wrapped
+        or sharded; or a `Model` opened from a module.
     limit
-        The largest logit that is left alone; None to measure without clipping.
+        The largest logit that is not clipped; None to measure without clipping.
     path
-        A ``.jsonl`` file, to which a line is appended for each head that is clipped.
+        A ``.jsonl`` file; a line is appended for each clipped head.
     every
-        Number of calls from one clipping to the next. Only the passes that lead to a clipping are
-        measured; others cost nothing, and run compiled if the model is compiled.
+        Number of calls from one clipping to the next. Only the passes before a clipping are
+        measured. All other passes have no extra cost, and run compiled if the model is compiled.
     sequences
-        Number of sequences of each batch that are measured, from the first; None for all.
+        Number of sequences to measure at the beginning of each batch; None for all.
     grouped
         As for `clip_`.
     family, heads_per_layer
@@ -298,7 +299,7 @@ class Clipper(Advising):
     UnknownFamily
         No family describes the model, and no guess has been verified.
     CheckpointError
-        Its queries or keys have an adapter.
+        Queries or keys of the model have an adapter.
 
     Examples
     --------
@@ -350,7 +351,7 @@ class Clipper(Advising):
         return f"Clipper({blocks}, {limit}, {every}, step {self._calls})"
 
     def begin(self, step: int) -> None:
-        """Start after this many steps; the record of later ones is dropped."""
+        """Start after this many steps; lines of later steps are removed from the file."""
         if self._path is not None and is_first_process():
             drop_after(self._path, step)
         self._calls = step
@@ -358,12 +359,12 @@ class Clipper(Advising):
         self._prepare()
 
     def __call__(self, step: int | None = None) -> Clipping:
-        """Clip by what was measured since the last call, and measure the passes that follow.
+        """Clip by the logits measured since the last call, and measure the following passes.
 
         Parameters
         ----------
         step
-            Number of optimizer steps done, for the record; counted if it is not given.
+            Number of finished optimizer steps, for the file; counted if omitted.
         """
         self._calls = self._calls + 1 if step is None else step
         network = self._network()
@@ -375,11 +376,11 @@ class Clipper(Advising):
         return clipping
 
     def close(self) -> None:
-        """Measure no coming pass: after a run."""
+        """Stop measuring, after a run."""
         self._meter.stop()
 
     def _clip(self, weights: LiveCheckpoint) -> Clipping:
-        """Clip by the measured maxima of all processes, and hand on what was measured."""
+        """Clip by the measured maxima of all processes, and return the clipping."""
         measured = self._meter.logits
         own_maxima, notes = _maxima(measured, self._plans, weights)
         # In a distributed run, other processes may have measured passes that this one has not.
@@ -394,13 +395,13 @@ class Clipper(Advising):
         return replace(clipping, logits=measured)
 
     def _record(self, clipping: Clipping) -> None:
-        """Append a line for each head that was clipped."""
+        """Append a line for each clipped head."""
         if self._path is not None and clipping.heads and is_first_process():
             rows = ({"step": self._calls, **head._asdict()} for head in clipping.heads)
             append_lines(self._path, *rows)
 
     def _prepare(self) -> None:
-        """Measure the coming passes, if their step is followed by clipping."""
+        """Measure the following passes if clipping follows their step."""
         if (self._calls + 1) % self._every == 0:
             self._meter.start()
         else:
@@ -420,13 +421,13 @@ def _checked_limit(limit: Any) -> float:
 
 
 def _require_grouping(grouped: Any) -> None:
-    """Raise `FormError` if there is no such way to clip heads that share a key."""
+    """Raise `FormError` for an unknown method for heads that share a key."""
     if grouped not in ("both", "queries"):
         raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
 
 
 def _as_number(value: Any) -> float | None:
-    """Return a number as a float; None for anything else, also for what no float can hold."""
+    """Return a number as a float; None for other values, and for numbers too large for a float."""
     if isinstance(value, str | bytes | bool):
         return None
     try:
@@ -436,7 +437,7 @@ def _as_number(value: Any) -> float | None:
 
 
 def _shortened(value: Any) -> str:
-    """Return the part of a value that an error shows."""
+    """Return a short form of a value for an error."""
     try:
         shown = repr(value)
     except ValueError:  # an integer of too many digits
@@ -453,7 +454,7 @@ def _block_scaling(
 ) -> BlockScaling:
     """Return the changes that multiply the W_qk of a block's heads by the requested factors.
 
-    Where heads share weights or gains, the smallest factor is that of all of them.
+    If heads share weights or gains, all these heads get the smallest factor.
     """
     query_reach, key_reach = _reach(weights, plan.query, uses), _reach(weights, plan.key, uses)
     if plan.position_uses == ("query",):
@@ -520,7 +521,7 @@ def _side_factors(
 
 
 def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
-    """Return the logits that one side of a block can scale."""
+    """Return the logits that change if one side of a block is multiplied."""
     if any(uses[use] > 1 for use in _uses_of(weights, side)):
         return Reach.NONE
     if (side.temperature and side.temperature.of_head) or side.norm is None:
@@ -558,7 +559,7 @@ def _side_scalings(
 def _temperature_scaling(
     weights: LiveCheckpoint, temperature: Temperature, factors: Float[np.ndarray, " heads"]
 ) -> Scaling:
-    """Return the scaling of learned factors, which are stored as logarithms up to a limit."""
+    """Return the scaling of learned factors, which are stored as logarithms, up to a limit."""
     part = temperature.stored
     logarithm = weights.read([part])[0].reshape(-1).astype(np.float64)
     in_effect = np.minimum(logarithm, math.log(temperature.limit))
@@ -569,7 +570,7 @@ def _temperature_scaling(
 def _norm_scalings(
     weights: LiveCheckpoint, norm: Norm, factors: Float[np.ndarray, " outputs"]
 ) -> list[Scaling]:
-    """Return the scalings of a norm's gains and biases, whose parts follow one another."""
+    """Return the scalings of a norm's gains and biases, which consist of consecutive parts."""
     scalings = []
     for parts, offset in ((norm.gain, norm.offset), (norm.bias, 0.0)):
         start = 0
@@ -597,7 +598,7 @@ def _scale(tensor: torch.Tensor, scaling: Scaling) -> None:
     rows = np.concatenate([np.arange(start, stop) for start, stop in row_ranges])
 
     def along_rows(values: np.ndarray, elsewhere: float) -> Any:
-        """Values of the rows, and another value of all other rows, ready to broadcast."""
+        """Return values of the rows, with one value for all other rows, ready to broadcast."""
         of_all_rows = np.full(size, elsewhere)
         of_all_rows[rows] = values
         return _placed_like(tensor, torch.from_numpy(of_all_rows.reshape(shape)))
@@ -621,7 +622,7 @@ def _placed_like(tensor: Any, factors: torch.Tensor) -> Any:
 
 
 def _tied(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> list[list[AttentionPlan]]:
-    """Return the blocks, together where they have the same queries and keys."""
+    """Return groups of blocks; blocks with the same queries and keys form one group."""
     plans_by_uses: dict[Any, list[AttentionPlan]] = {}
     for plan in plans:
         uses = (*_uses_of(weights, plan.query), *_uses_of(weights, plan.key))
@@ -648,7 +649,7 @@ def _uses_of(weights: LiveCheckpoint, side: Side) -> list[Any]:
 
 
 def _outer_projection(side: Side) -> Projection:
-    """Return the projection whose outputs are a side's vectors; of a latent, the one after it."""
+    """Return the projection that outputs a side's vectors, after a latent, if any."""
     if isinstance(side.projection, Composed):
         return side.projection.outer
     return side.projection
@@ -673,7 +674,7 @@ def _require_own(weights: LiveCheckpoint, plans: Sequence[AttentionPlan]) -> Non
 def _maxima(
     measured: Logits | None, plans: Sequence[AttentionPlan], weights: LiveCheckpoint
 ) -> tuple[dict[Place, np.ndarray], list[str]]:
-    """Return the largest logits of every block's heads, −∞ if unmeasured, and notes on these."""
+    """Return the largest logits of all heads by block, −∞ if unmeasured, and notes on these."""
     maxima = {plan.place: np.full(plan.query.heads, -math.inf) for plan in plans}
     missing: dict[Any, str] = {}
     if measured is None:
@@ -714,7 +715,7 @@ def _over_processes(
 
 
 def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
-    """Return the maxima of every block's heads, from a mapping; −∞ where none is given."""
+    """Return the maxima of all heads of all blocks from a mapping; −∞ for missing heads."""
     if not isinstance(logits, Mapping):
         raise FormError(
             "logits must be wqk.logits(model, batch), or {(layer, head): value}; got "
@@ -739,9 +740,10 @@ def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np
 
 
 def _place_and_head(key: Any, places: Sequence[Place]) -> tuple[Place, Any]:
-    """Return the block and the head that a key of a mapping names.
+    """Return the block and the head of a key of a mapping.
 
-    A pair (layer, head) names self-attention, if only one stack of the model has any.
+    A pair (layer, head) refers to self-attention, if only one stack of the model has
+    self-attention.
     """
     of_self = [place for place in places if place.kind == "self"]
     stacks = {place.stack for place in of_self}

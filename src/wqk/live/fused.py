@@ -1,8 +1,8 @@
-"""Fused kernels of attention, read by the names of their arguments.
+"""Fused kernels of attention, whose arguments are recognized by name.
 
-PyTorch's own kernels, those of flash attention under whatever package registers them, and
-FlexAttention do not return scores. Their queries, keys, mask and scale are arguments, whose names
-the operation's schema contains.
+Kernels of PyTorch, kernels of flash attention from any package, and FlexAttention do not return
+scores. Their queries, keys, mask and scale are arguments, and the operation's schema contains the
+names of arguments.
 
 Axes: B sequences, H query heads, G key heads, N tokens (I queries, J keys), T tokens of all
 sequences in one row, R head width.
@@ -65,7 +65,7 @@ def kernel_calls(
     kwargs: Mapping[str, Any],
     modules: tuple[RunningModule, ...],
 ) -> Iterator[ObservedCall]:
-    """Yield the attention of a fused kernel; one call for each text of a packed row."""
+    """Yield the attention of a fused kernel, a call for each text of a packed row."""
     schema = operation._schema
     names = [argument.name for argument in schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -148,7 +148,7 @@ def _first(arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _four_axes(mask: Any) -> Any:
-    """Return a mask with the axes (B, H, I, J), each of which may be 1."""
+    """Return a mask with the axes (B, H, I, J); each axis may have length 1."""
     if mask is None:
         return None
     mask = mask.detach()
@@ -163,7 +163,7 @@ def _slopes(slopes: Any) -> Any:
 
 
 def _band(arguments: Mapping[str, Any], is_causal: bool, offset: int) -> Band | None:
-    """Return the keys that a query sees, by a window and causality; None if it sees all."""
+    """Return the keys that a query sees by a window and causality; None if it sees all keys."""
     window = arguments.get("window_size")
     if isinstance(window, list | tuple):
         back, ahead = window

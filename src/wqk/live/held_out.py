@@ -1,4 +1,4 @@
-"""A model with its head, the blocks of text that the model reads, and the loss of each block.
+"""A model with its head, the blocks of text that it reads, and the loss of each block.
 
 Axes: B blocks, N tokens, V vocabulary.
 """
@@ -45,7 +45,7 @@ IGNORED = -100  # the label of tokens that are not predicted
 
 @dataclass(eq=False)
 class HeldOut:
-    """A model and the text that its loss is measured on.
+    """A model, and the text for measuring its loss.
 
     Attributes
     ----------
@@ -54,9 +54,9 @@ class HeldOut:
     name
         Name of the text.
     predicts
-        The tokens that the loss is of: see `wqk.live.parts.Parts`.
+        The predicted tokens: see `wqk.live.parts.Parts`.
     inputs, labels
-        Token ids (B, N); labels are `IGNORED` where nothing is predicted.
+        Token ids (B, N); the labels of tokens that are not predicted are `IGNORED`.
     """
 
     model: Any
@@ -77,7 +77,7 @@ class HeldOut:
         return int(self.inputs.shape[1])
 
     def remember_states(self) -> None:
-        """Keep the hidden states of the unchanged model, if distances of states are the loss."""
+        """Store the hidden states of the unchanged model, if the loss is a distance of states."""
         self._states = []
         if self.predicts == "states":
             self._states = [self._run(blocks) for blocks in self._passes()]
@@ -87,7 +87,7 @@ class HeldOut:
         return np.concatenate([self._losses(blocks) for blocks in self._passes()])
 
     def _passes(self) -> list[slice]:
-        """Return the blocks of each pass of the model."""
+        """Return the blocks for each pass of the model."""
         return [slice(start, start + AT_ONCE) for start in range(0, self.count, AT_ONCE)]
 
     def _run(self, blocks: slice) -> Any:
@@ -106,7 +106,7 @@ class HeldOut:
         return output.logits if "logits" in output else output.prediction_logits
 
     def _losses(self, blocks: slice) -> Float[np.ndarray, " blocks"]:
-        """Return the loss of each of some blocks."""
+        """Return the losses of some blocks."""
         if self.predicts == "states":
             return self._distances(blocks)
         import torch
@@ -125,7 +125,7 @@ class HeldOut:
         return np.asarray((token_losses.sum(1) / predicted_tokens).double().cpu())
 
     def _distances(self, blocks: slice) -> Float[np.ndarray, " blocks"]:
-        """Return squared distances from the remembered states, over the variance of these."""
+        """Return squared distances from the stored states, divided by their variance."""
         whole_states = self._states[blocks.start // AT_ONCE]
         distances = (self._run(blocks) - whole_states).double().square().mean((1, 2))
         return np.asarray((distances / whole_states.double().var((1, 2))).cpu())
@@ -151,10 +151,10 @@ class TokenSource(NamedTuple):
 
 @dataclass(frozen=True)
 class TextChoice:
-    """The text that a model reads, and the blocks that are cut from the text.
+    """The text that a model reads, and the blocks to cut from the text.
 
-    Attributes are those of `wqk.live.parts` with the same names; one of ``text``, ``corpus`` and
-    ``tokens`` is not None.
+    Attributes are those of `wqk.live.parts` with the same names; exactly one of ``text``,
+    ``corpus`` and ``tokens`` is set.
     """
 
     text: Any = None
@@ -176,7 +176,7 @@ class TextChoice:
 def open_held_out(model: Any, tokenizer_maker: partial[Any] | None, choice: TextChoice) -> HeldOut:
     """Return a model with the blocks of a text to predict.
 
-    ``tokenizer_maker`` reads the model's own tokenizer. Errors are those of `wqk.live.parts`.
+    ``tokenizer_maker`` reads the model's tokenizer. Raises the errors of `wqk.live.parts`.
     """
     predicts = _predicted_by_model(model)
     if predicts == "states":
@@ -233,7 +233,7 @@ def _predicted_by_model(model: Any) -> Predicts:
 
 
 def _given(tokens: Any, model: Any, tokenizer_maker: partial[Any] | None) -> TokenSource:
-    """Return token ids that the caller gives, with the model's mask token."""
+    """Return token ids from the caller, with the model's mask token."""
     ids = np.asarray(tokens)
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise CorpusError(
@@ -247,7 +247,7 @@ def _given(tokens: Any, model: Any, tokenizer_maker: partial[Any] | None) -> Tok
 
 
 def _cut(source: TokenSource, model: Any, blocks: int, block: int | None) -> np.ndarray:
-    """Return blocks of tokens, (B, N), from all over a text in one row."""
+    """Return blocks of tokens, (B, N), spread over a text in one row."""
     name, ids, _ = source
     positions = most_positions(model)
     length = min(BLOCK, positions or BLOCK) if block is None else block
@@ -267,7 +267,7 @@ def _cut(source: TokenSource, model: Any, blocks: int, block: int | None) -> np.
 
 
 def _check_ids(name: str, ids: np.ndarray, model: Any) -> None:
-    """Raise `CorpusError` if blocks are too few or too short, or not in the model's tokens."""
+    """Raise `CorpusError` for blocks that are too few, too short, or outside the vocabulary."""
     if min(ids.shape) < 2:
         raise CorpusError(f"{name}: expected 2 or more blocks of 2 or more tokens, got {ids.shape}")
     try:
@@ -285,7 +285,7 @@ def _check_ids(name: str, ids: np.ndarray, model: Any) -> None:
 
 
 def choose(random: np.random.Generator, shape: tuple[int, ...], share: float) -> np.ndarray:
-    """Draw the masked tokens, (B, N): equally many in each block, at least 1 and less than N.
+    """Draw the masked tokens, (B, N): the same number in each block, at least 1 and less than N.
 
     Examples
     --------
@@ -299,7 +299,7 @@ def choose(random: np.random.Generator, shape: tuple[int, ...], share: float) ->
 
 
 def predicted_by(name: str) -> Predicts:
-    """Return the tokens that a model of a class predicts; ``states`` if the class has no head."""
+    """Return the tokens that a model of a class predicts; ``states`` for a class without a head."""
     for ending, predicts in ENDINGS.items():
         if name.endswith(ending):
             return predicts
@@ -307,9 +307,9 @@ def predicted_by(name: str) -> Predicts:
 
 
 def require_tokenizer(ref: Any) -> None:
-    """Raise `CorpusError` if a model's folder has no file of a tokenizer; no library is loaded.
+    """Raise `CorpusError` if a model's folder has no tokenizer file, without loading a library.
 
-    A tokenizer may still be unreadable: see `tokenizer_of`.
+    The tokenizer may still be unreadable: see `tokenizer_of`.
     """
     folder = ref.ref if isinstance(ref, Model) else ref
     if not isinstance(folder, str | Path):
@@ -382,7 +382,7 @@ def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """Return a new model of the same class and configuration; None if transformers makes none."""
+    """Return a new model of the same class and configuration; None if that is impossible."""
     import copy
 
     import torch
@@ -396,7 +396,7 @@ def fresh(model: Any, seed: int) -> Any:
 
 
 def _encoded(path: Path, tokenizer_maker: partial[Any] | None, count: int) -> TokenSource:
-    """Return the first tokens of a text file, at least ``count``, in a model's own tokens."""
+    """Return the first tokens of a text file, at least ``count``, from a model's tokenizer."""
     if tokenizer_maker is None:
         raise CorpusError("a text needs the tokenizer of a saved model; give tokens instead")
     # Tokens are hardly ever longer than 40 characters; the remaining text is not read.
@@ -409,12 +409,12 @@ def _encoded(path: Path, tokenizer_maker: partial[Any] | None, count: int) -> To
 
 
 def require_text(path: Path) -> None:
-    """Raise `CorpusError` if a file contains no text; only its beginning is read."""
+    """Raise `CorpusError` if a file contains no text; only the beginning is read."""
     _beginning(path, 1)
 
 
 def _beginning(path: Path, enough: int) -> str:
-    """Return the first ``enough`` characters of a text file, or a little more of JSON Lines."""
+    """Return at least the first ``enough`` characters of a file of text or JSON Lines."""
     try:
         with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
             if {".jsonl", ".ndjson", ".json"} & {suffix.lower() for suffix in path.suffixes}:
@@ -436,7 +436,7 @@ def _beginning(path: Path, enough: int) -> str:
 
 
 def tokenizer_of(ref: str, **hub: Unpack[HubOptions]) -> Any:
-    """Return a model's own tokenizer; `CorpusError` if the model has none that encodes text."""
+    """Return a model's tokenizer; `CorpusError` if the model has no tokenizer for text."""
     from transformers import AutoTokenizer
 
     try:

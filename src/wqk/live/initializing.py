@@ -1,13 +1,13 @@
-"""Initialize a model's queries, keys and values before training, in place, and report what changed.
+"""Initialize a model's queries, keys and values before training, in place, and report the changes.
 
-A start can *draw* weights anew, and it can *turn* the queries into keys by an orthogonal map T of
-the layer's key dimensions. With
-Q̄_g = Σ_{h in g} Q_h / √(H/G), the sum of the queries that share key head g,
+A start can *draw* new weights, and can *turn* the queries into keys by an orthogonal map T of the
+layer's key dimensions. With Q̄_g = Σ_{h in g} Q_h / √(H/G), the sum of the queries that share key
+head g,
 
     W_k = Q̄ Tᵀ,    W_qk = √(H/G) Q̄ T Q̄ᵀ,
 
-so that the layer's form is symmetric, or skew-symmetric, if T is. Relative to independent keys of
-the same variance, its norm is larger by √(1 + ((tr T)² + tr T²)/(r D)).
+the layer's form is symmetric, or skew-symmetric, if T is. Its norm is larger than with independent
+keys of the same variance by √(1 + ((tr T)² + tr T²)/(r D)).
 
 ==============  =================================================  ==========  ====  =============
 turn            T                                                  symmetry    tr T  norm
@@ -17,9 +17,9 @@ turn            T                                                  symmetry    t
 ``skew``        turns every plane by 90°                           −1          0     √(1 − 1/D)
 ==============  =================================================  ==========  ====  =============
 
-A plane is a pair of dimensions of a head: the two that turn together where positions are rotary, so
-that T commutes with their rotation. Starts that only the paper's experiments need are in
-`wqk_lab.training.initializations`.
+A plane is a pair of dimensions of a head. With rotary positions, these are two dimensions that
+rotate together, so that T commutes with the rotation. `wqk_lab.training.initializations` contains
+starts that only the paper's experiments need.
 
 Axes: H query heads, G key heads, R head width, D model width, r = G R.
 """
@@ -52,7 +52,7 @@ Shared = Float[Array, "key_heads width d"]
 def shared_queries(
     query: Float[Array, "heads width d"], key_heads: int
 ) -> Float[Array, "key_heads width d"]:
-    """Q̄: the sum of the queries that share a key head, scaled to the variance of one query.
+    """Return Q̄, the sum of the queries that share a key head, scaled to the variance of one query.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def shared_queries(
 
 
 def planes(plan: AttentionPlan) -> np.ndarray:
-    """Return a head's dimensions (R,), ordered so that each pair of neighbors forms a plane."""
+    """Return a head's dimensions (R,) in an order where neighboring pairs form the planes."""
     dimensions = np.arange(plan.key.head_width)
     if plan.rotary is None:
         return dimensions
@@ -76,12 +76,12 @@ def planes(plan: AttentionPlan) -> np.ndarray:
 
 
 def symmetric(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the queries (paper, S2.1): every head's form is positive semidefinite."""
+    """Return the queries as keys (paper, S2.1): every head's form is positive semidefinite."""
     return shared
 
 
 def indefinite(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the queries with half of the signs flipped; heads start with + and − in turn.
+    """Return the queries as keys, half of them with flipped signs; + and − alternate by head.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def indefinite(shared: Shared, order: np.ndarray) -> Shared:
 
 
 def skew(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the queries, turned by 90° in every plane; an odd last dimension becomes zero.
+    """Return the queries as keys, rotated by 90° in every plane; an odd last dimension is zero.
 
     Examples
     --------
@@ -129,7 +129,7 @@ Weights = dict[str, np.ndarray]
 
 
 class StartKind(NamedTuple):
-    """A start: which weights it draws, and how it computes keys from queries."""
+    """A start: the weights that are drawn, and the map of queries to keys."""
 
     name: str
     draw: Callable[[Shapes, np.random.Generator], Weights] | None = None  # None: keeps all
@@ -150,7 +150,7 @@ Copies = dict[str, np.ndarray]
 
 
 class PlannedLayer(NamedTuple):
-    """A layer before its weights are written."""
+    """A layer with new weights that are not yet written."""
 
     plan: AttentionPlan
     before: LayerScores
@@ -160,11 +160,12 @@ class PlannedLayer(NamedTuple):
 class LayerScores(NamedTuple):
     """Scores of a layer's form, which includes the gains of query and key norms.
 
-    ``norm`` is that of the layer's form, the sum of its heads; ``head_norm`` the mean of the heads'
-    own. Attention sees the heads: the logits of two independent tokens spread with their norms.
+    ``norm`` is the norm of the layer's form, the sum of its heads; ``head_norm`` is the mean norm
+    of the heads. The spread of the logits of independent tokens depends on the norms of heads.
 
     ``own_score`` is the expected attention logit of a token with itself, averaged over heads, if
-    its components are independent with unit variance, as after a layer norm: scale · trace / H.
+    the token's components are independent with unit variance, as after a layer norm: scale · trace
+    / H.
     """
 
     symmetry: float
@@ -177,7 +178,7 @@ class LayerScores(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerChange:
-    """One layer's form before and after."""
+    """Scores of one layer's form before and after."""
 
     derived: ClassVar = ("head_norm_ratio", "norm_ratio", "value_ratio")
 
@@ -188,25 +189,25 @@ class LayerChange:
 
     @property
     def norm_ratio(self) -> float:
-        """The layer's ‖W_qk‖ after, divided by that before; NaN if that was zero."""
+        """‖W_qk‖ of the layer after, divided by the norm before; NaN for zero before."""
         return self.after.norm / self.before.norm if self.before.norm else math.nan
 
     @property
     def head_norm_ratio(self) -> float:
-        """The heads' mean norm after, divided by that before; NaN if that was zero."""
+        """Mean norm of the heads after, divided by the norm before; NaN for zero before."""
         before = self.before.head_norm
         return self.after.head_norm / before if before else math.nan
 
     @property
     def value_ratio(self) -> float:
-        """‖W_v‖ after, divided by that before; NaN if that was zero or is unknown."""
+        """‖W_v‖ after, divided by the norm before; NaN if zero or unknown before."""
         before = self.before.value_norm
         return self.after.value_norm / before if before else math.nan
 
 
 @dataclass(frozen=True, repr=False)
 class Initialization(Result):
-    """The layers that were set, in order; printing it shows a line for each."""
+    """Changed layers in order; printing shows a line for each layer."""
 
     kind: str  #: The kind of initialization.
     layers: tuple[LayerChange, ...]  #: Each with its scores before and after.
@@ -214,11 +215,11 @@ class Initialization(Result):
 
     @property
     def sentence(self) -> str:
-        """The kind, and how many layers."""
+        """The kind of initialization, and the number of layers."""
         return f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
-        """One for each layer; ratios are of norms, after to before."""
+        """Yield a row for each layer; ratios are norms after divided by norms before."""
         for layer in self.layers:
             row: dict[str, Any] = {"stack": layer.stack, "layer": layer.layer}
             for name, score in layer.before._asdict().items():
@@ -240,14 +241,14 @@ class Initialization(Result):
 
 
 class Ratios(NamedTuple):
-    """Factors by which norms shall change; None leaves the norms that the kind gives."""
+    """Factors by which norms change; None keeps the norms that result from the kind."""
 
     head_norm_ratio: float | None = None
     norm_ratio: float | None = None
     value_ratio: float | None = None
 
     def factor(self, before: LayerScores, after: LayerScores) -> np.float32 | None:
-        """Return the factor of queries and of keys; None to leave the weights."""
+        """Return the factor of queries and of keys; None to keep the weights."""
         if self.head_norm_ratio is not None and after.head_norm:
             return np.float32((self.head_norm_ratio * before.head_norm / after.head_norm) ** 0.5)
         if self.norm_ratio is not None and after.norm:
@@ -256,7 +257,7 @@ class Ratios(NamedTuple):
 
 
 def _cells(change: LayerChange) -> Iterator[str]:
-    """Scores before and after, then the ratios of norms."""
+    """Return the scores before and after, followed by the ratios of norms."""
     for name, digits in (("symmetry", ".3f"), ("trace", ".3g"), ("own_score", ".3f")):
         yield format(getattr(change.before, name), digits)
         yield f"→ {getattr(change.after, name):{digits}}"
@@ -279,30 +280,31 @@ def initialize_(
     """Set the queries, keys and values of every self-attention of a model, in place.
 
     Everything else is unchanged, including cross-attention and other parts of fused tensors;
-    parameters keep their identity, type and device. The queries are kept and the keys computed from
-    them, so that models from one seed differ only in their keys; where both have biases, the key's
-    is computed in the same way.
+    parameters keep their identity, type and device. The queries are kept, and the keys are computed
+    from the queries. Therefore models from one seed differ only in their keys. If queries and keys
+    have biases, the bias of keys is computed in the same way.
 
     Parameters
     ----------
     model
-        An `nn.Module` of `transformers`, of a family that wqk knows, or a `Model` opened from one.
+        An `nn.Module` of `transformers`, of a known family, or a `Model` opened from a module.
     kind
         ``random``: the model is only measured. ``symmetric``: W_k = W_q (paper, S2.1).
-        ``indefinite``: W_q with half of the signs flipped. ``skew``: rotated by 90°, for symmetry
-        −1. Or a record, such as those of `wqk_lab.training.initializations.STARTS`, which may draw
-        weights anew: what the paper's code did, and its controls.
+        ``indefinite``: W_q with half of the signs flipped. ``skew``: W_q rotated by 90°, for
+        symmetry −1. Or a record, such as an entry of `wqk_lab.training.initializations.STARTS`,
+        which may draw new weights: the starts of the paper's code, and its controls.
     seed
-        For newly drawn weights; PyTorch's own generators are not used. None for the seed that
-        PyTorch was last given.
+        Seed of newly drawn weights, without PyTorch's generators. None for the last seed of
+        PyTorch.
     head_norm_ratio
-        Scale queries and keys equally so that the mean norm of every layer's heads changes by this
-        factor; 1 keeps the spread of the logits of independent tokens.
+        Factor of the mean norm of every layer's heads, by equal scaling of queries and keys; 1
+        keeps the spread of the logits of independent tokens.
     norm_ratio
-        The same for the norm of each layer's form, the sum of its heads. Heads of symmetric starts
-        add up where those of random ones cancel, so that this makes them smaller.
+        Factor of the norm of each layer's form, the sum of its heads. Heads of symmetric starts add
+        up, while heads of random starts cancel. Therefore 1 makes the heads of symmetric starts
+        smaller.
     value_ratio
-        Multiply the values by this factor, after the kind has set them.
+        Factor of the values, applied after the kind of start.
     family, heads_per_layer
         Options of opening the model, as for `wqk.open`.
 
@@ -314,11 +316,11 @@ def initialize_(
     Raises
     ------
     FormError
-        There is no such kind, a ratio is not a positive number, or both norms are to be held.
+        The kind is unknown, a ratio is not a positive number, or ratios of both norms are set.
     UnknownFamily
         No family describes the model; weights are not written based on a guess.
     CheckpointError
-        The model's weights are not loaded, or this kind cannot set them. Nothing was written.
+        The model's weights are not loaded, or cannot be set by this kind. Nothing was written.
 
     Examples
     --------
@@ -398,7 +400,7 @@ def _parts_of(plan: AttentionPlan) -> list[Part]:
 def _require_settable(
     plans: Sequence[AttentionPlan], name: str, adapted: Collection[str], writes: bool
 ) -> None:
-    """Raise `CheckpointError` if there is no block, or if weights of a block cannot be written."""
+    """Raise `CheckpointError` without blocks, or if weights of a block cannot be written."""
     if not plans:
         raise CheckpointError(f"{name}: has no self-attention to initialize")
     if not writes:
@@ -418,7 +420,7 @@ def _require_settable(
 
 
 def _writable(parameters: LiveCheckpoint, planned: Sequence[Copies]) -> dict[str, Any]:
-    """Return the parameters to write; raise `CheckpointError` if two values are for one."""
+    """Return the parameters to write; `CheckpointError` if a parameter would get two values."""
     names_and_values: dict[Any, tuple[str, np.ndarray]] = {}  # by memory
     for name, values in chain.from_iterable(copies.items() for copies in planned):
         memory = parameters.memory(name)
@@ -474,7 +476,7 @@ def _draw(
     draw: Callable[[Shapes, np.random.Generator], Weights],
     rng: np.random.Generator,
 ) -> None:
-    """Draw the weights of a layer anew, into copies of its tensors."""
+    """Draw new weights of a layer, into copies of its tensors."""
     trial = open_checkpoint(copies)
     sides = {"query": plan.query, "key": plan.key, "value": plan.value}
     single_sides = {role: side for role, side in sides.items() if side and _is_single(side)}
@@ -514,7 +516,7 @@ def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointErro
 
 
 def _is_single(side: Side) -> bool:
-    """Return whether a side is one projection, not a product with a latent in between."""
+    """Return whether a side is one projection instead of a product with a latent between."""
     return isinstance(side.projection, Projection)
 
 
@@ -537,7 +539,7 @@ def _put(
 ) -> None:
     """Write a side's weight (heads, R, D) and bias (heads, R, 1) into whole tensors, by name.
 
-    The tensors are NumPy's or PyTorch's.
+    The tensors are NumPy arrays or PyTorch tensors.
     """
 
     def as_in(tensor: Any, values: np.ndarray) -> Any:

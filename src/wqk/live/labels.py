@@ -1,8 +1,8 @@
 """Labels of heads: previous-token, duplicate-token, induction, first-token and copying heads.
 
-Four are read off the attention to repeated random tokens: the model reads P random tokens twice in
-a row, and a head's score is the mean weight of the token that a head of this label attends to
-(Olsson et al., 2022). For the query i, in the second half where the first half has no such token:
+Four labels depend on the attention to repeated random tokens. The model reads P random tokens twice
+in a row. The score of a head is the mean weight of the token that a head with this label attends to
+(Olsson et al., 2022). For the query i, in the second half if the first half has no such token:
 
 =================  =======================================================================
 previous_token     token i − 1
@@ -11,9 +11,9 @@ induction          token i − P + 1: what followed the same token one period ea
 first_token        token 0: an attention sink
 =================  =======================================================================
 
-Copying is read off the weights (Elhage et al., 2021): of the eigenvalues λ of W_E W_V W_O W_U, how
-far the sum exceeds what signs at random would give, Σ Re λ / Σ |λ|. It is 1 if attending to a token
-makes this token more likely, −1 if less.
+Copying depends on the weights (Elhage et al., 2021): Σ Re λ / Σ |λ| for the eigenvalues λ of W_E
+W_V W_O W_U, which is about 0 for random signs. The score is 1 if attending to a token makes this
+token more likely, and −1 if less likely.
 
 Axes: H heads, P tokens of a period, V tokens of the vocabulary, D model width, R head width.
 """
@@ -59,9 +59,9 @@ LABEL_SYNONYMS = {"labels": "frame", **{label: f"of({label!r})" for label in SCO
 
 @dataclass(frozen=True)
 class LabeledHead:
-    """Scores of one head, and the labels that follow from them.
+    """Scores of one head, and the resulting labels.
 
-    Weights are shares of a query's attention, from 0 to 1; copying lies between −1 and 1.
+    Weights are shares of a query's attention, from 0 to 1; copying is between −1 and 1.
     """
 
     stack: str
@@ -148,19 +148,19 @@ def label_heads(
 ) -> HeadLabels:
     """Label previous-token, duplicate-token, induction, first-token and copying heads.
 
-    The model reads random tokens twice in a row. Its attention to them gives the first four labels,
-    its weights the last.
+    The model reads random tokens twice in a row. The attention to these tokens determines the first
+    four labels, the weights determine the last label.
 
     Parameters
     ----------
     model
-        The `nn.Module`, called with tokens (B, N), in the mode in which it is to run; or a `Model`
-        opened from one.
+        The `nn.Module`, called with tokens (B, N) in its present mode (training or evaluation); or
+        a `Model` opened from a module.
     threshold
-        Score from which on a head has a label.
+        Least score of a head with a label.
     period
-        Number of random tokens before they are repeated; fewer if the model has fewer tokens, or
-        fewer positions than twice this number.
+        Number of random tokens before the repetition; fewer if the model has fewer tokens, or fewer
+        positions than twice this number.
     sequences, seed
         Number of sequences, and the seed of their tokens.
     family, heads_per_layer
@@ -185,10 +185,10 @@ def label_heads(
 
     Notes
     -----
-    Copying leaves out norms between the embedding, the head and the logits, but the gain of the one
-    in front of the head. Eigenvalues are those of R × R matrices: their cost does not grow with V
-    but for one product of D × V × D. NaN or infinite weights of later blocks give scores of NaN,
-    and no label.
+    Copying ignores the norms between the embedding, the head and the logits, except for the gain of
+    the norm before the head. Eigenvalues are computed from R × R matrices; only one product of D ×
+    V × D depends on V. NaN or infinite weights of later blocks result in scores of NaN without
+    labels.
 
     References
     ----------
@@ -260,12 +260,12 @@ def _random_tokens(
 
 
 def _embeddings(opened: Model, plans: Sequence[AttentionPlan]) -> str:
-    """Return the name of the table of embeddings that feeds the blocks.
+    """Return the name of the table of embeddings that the blocks read.
 
     Raises
     ------
     CheckpointError
-        There is no block, or no single table of this width.
+        The model has no block, or not exactly one table of this width.
     """
     if not plans:
         raise CheckpointError(
@@ -301,7 +301,7 @@ class _Patterns:
                 self._add(address.name, arranged)
 
     def _add(self, name: Place | str, call: ObservedCall) -> None:
-        """Add the weights of the keys of each pattern, from queries of the second period."""
+        """Add the weights of the keys of each pattern, for queries of the second period."""
         import torch
 
         totals = torch.zeros(len(PATTERNS), call.shape[1], dtype=torch.float64, device=call.device)
@@ -326,7 +326,7 @@ class _Patterns:
         self._rows[name] = self._rows.get(name, 0) + rows
 
     def scores(self, place: Place) -> dict[str, np.ndarray] | None:
-        """Scores of the heads of a block, (H,) for each pattern."""
+        """Return the scores of the heads of a block, (H,) for each pattern."""
         if place not in self._totals:
             return None
         means = (self._totals[place] / self._rows[place]).cpu().numpy()
@@ -336,7 +336,7 @@ class _Patterns:
 def _copying(
     opened: Model, plans: Sequence[AttentionPlan], table: str
 ) -> tuple[Mapping[Place, Float[np.ndarray, " heads"]], list[str]]:
-    """Return the copying scores of the heads of each block, and notes on blocks without."""
+    """Return the copying scores of the heads of each block, and notes on blocks without scores."""
     scores: dict[Place, np.ndarray] = {}
     notes: list[str] = []
     mixing: np.ndarray | None = None
@@ -354,13 +354,13 @@ def _copying(
 
 
 def _written(block: Block) -> BilinearForm:
-    """Forms W_V W_O of a block's heads (H,), with the gains of the norm in front if it is known."""
+    """Return the forms W_V W_O of a block's heads (H,), with the gains of a known norm before."""
     has_norm = block.plan.query.input_norm is not None
     return block.at(circuit="ov", fold_norm=has_norm)
 
 
 def _mixing(opened: Model, table: str, unembeddings: str) -> Float[np.ndarray, "d d"]:
-    """Product W_U W_E over the vocabulary, (D, D), by blocks of rows of the stored tables."""
+    """Return the product W_U W_E over the vocabulary, (D, D), from blocks of rows of the tables."""
     checkpoint = opened.checkpoint
     width = checkpoint.info(table).shape[1]
     mixing = np.zeros((width, width))
@@ -375,10 +375,11 @@ def _mixing(opened: Model, table: str, unembeddings: str) -> Float[np.ndarray, "
 def _eigenvalue_score(
     written: BilinearForm, mixing: Float[np.ndarray, "d d"]
 ) -> Float[np.ndarray, " heads"]:
-    """Σ Re λ / Σ |λ| of W_E W_V W_O W_U for each head; 0 if all eigenvalues are rounding.
+    """Return Σ Re λ / Σ |λ| of W_E W_V W_O W_U by head; 0 if all eigenvalues are rounding.
 
-    W_E W_V W_O W_U is V × V, of rank R at most. A product XY has the eigenvalues of YX apart from
-    zeros, so that they are those of the form (W_U W_E) W_V W_O, which is D × D and kept as factors.
+    W_E W_V W_O W_U is V × V, of rank R at most. The products XY and YX have the same nonzero
+    eigenvalues. Therefore the eigenvalues are computed from the form (W_U W_E) W_V W_O, which is D
+    × D and stored as factors.
     """
     value = np.asarray(written.query, np.float64)
     output = np.asarray(written.key, np.float64)

@@ -1,4 +1,4 @@
-"""A guessed family with what its verified blocks have shown, as a family file."""
+"""A family file for a guessed family, with the observed facts of verified blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from wqk.model import Model
 
 
 def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
-    """Return a guess as a family file, with scale, mask and window as they were observed.
+    """Return a guess as a family file, with the observed scale, mask and window.
 
     Returns
     -------
     str
-        TOML that `wqk.open` takes as ``family=``; empty if nothing was guessed, or some block of
-        the guess was not found right.
+        TOML for the argument ``family`` of `wqk.open`; empty without a guess, or if a block of the
+        guess was not confirmed.
     """
     guessed = [plan for plan in model.plans if plan.rule.guess]
     if not guessed or any(plan.place not in learned for plan in guessed):
@@ -45,7 +45,7 @@ def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
 
 
 def _filled_in(plan: AttentionPlan, facts: Learned) -> dict[str, Any]:
-    """Return the entries of a plan's rule that differ from the defaults, with what was observed."""
+    """Return the entries of a plan's rule that differ from the defaults, with observed facts."""
     heads, key_heads = plan.query.heads, plan.key.heads
     defaults = {field.name: field.default for field in msgspec.structs.fields(AttentionRule)}
     entries = {
@@ -76,5 +76,5 @@ def _toml(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as a family file has it: one entry of several stands alone."""
+    """Return a value in the format of a family file: a list of one entry becomes the entry."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

@@ -1,4 +1,4 @@
-"""Inputs of the projections of attention blocks while a model runs, and outputs of the blocks.
+"""Inputs of the projections of attention blocks, and outputs of the blocks, while a model runs.
 
 Axes: B sequences, H query heads, N tokens (I queries, J keys), D model width.
 """
@@ -22,7 +22,7 @@ ROUNDING, HALF_ROUNDING = 1e-5, 1e-2
 
 
 class AttentionCall(NamedTuple):
-    """One run of one block's attention, as the model's own tensors."""
+    """One run of one block's attention, with the model's tensors."""
 
     plan: AttentionPlan
     module: Any  # the module that holds both projections
@@ -32,29 +32,29 @@ class AttentionCall(NamedTuple):
 
     @property
     def attention(self) -> Any:
-        """The probabilities, (B, H, I, J) or (B · H, I, J), where they are reported; else None."""
+        """The probabilities, (B, H, I, J) or (B · H, I, J), if returned; else None."""
         outputs = self.output if isinstance(self.output, tuple | list) else ()
         reported = [value for value in outputs if _is_attention(value, self.plan)]
         return reported[-1] if reported else None
 
 
 class Listener:
-    """Calls a function whenever the attention of a block has run.
+    """Calls a function after each run of the attention of a block.
 
-    PyTorch's own attention takes its weights itself; its inputs are among the arguments. Passes
-    that activation checkpointing repeats are not heard.
+    PyTorch's attention does not call projection modules; its inputs are arguments. Passes that
+    activation checkpointing repeats are ignored.
 
     Parameters
     ----------
     model, plans
-        The `nn.Module`, and those of its blocks that are listened to.
+        The `nn.Module`, and the plans of its observed blocks.
     heard, entered
-        Called after a block has run, and before.
+        Functions that are called after a block has run, and before.
 
     Raises
     ------
     UnknownFamily
-        The model lacks a module that a plan names.
+        The model lacks a module of a plan.
 
     Examples
     --------
@@ -109,13 +109,13 @@ class Listener:
             ]
 
     def stop(self) -> None:
-        """Listen to nothing any longer."""
+        """Stop observing."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _enter(self, module: Any, args: Any) -> None:
-        """Keep the input of a projection; begin the run of a block with its parent."""
+        """Store the input of a projection; begin the run of a block with its parent."""
         if is_repeated():
             return
         for place, role in self._roles[module]:
@@ -133,7 +133,7 @@ class Listener:
                 inputs[role] = args[0]
 
     def _leave(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Hand on the run of a block whose parent ends."""
+        """Report the run of a block whose parent ends."""
         if is_repeated():
             return
         for place, role in self._roles[module]:
@@ -162,7 +162,7 @@ def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, An
 
 
 def own_inputs(call: AttentionCall) -> dict[str, Any]:
-    """Return the inputs of queries and keys (B, N, D); arguments, where no projection ran."""
+    """Return the inputs of queries and keys (B, N, D); arguments, if no projection ran."""
     if is_pytorch_attention(call.module):
         return _inputs_of_pytorch_attention(call)
     if call.inputs:
@@ -172,7 +172,7 @@ def own_inputs(call: AttentionCall) -> dict[str, Any]:
 
 
 def _inputs_of_pytorch_attention(call: AttentionCall) -> dict[str, Any]:
-    """Return the arguments of PyTorch's own attention as queries' and keys' inputs (B, N, D)."""
+    """Return the inputs of queries and keys (B, N, D) from arguments of PyTorch's attention."""
     inputs = {}
     for side in ("query", "key"):
         if side not in call.arguments:
@@ -187,9 +187,10 @@ def _inputs_of_pytorch_attention(call: AttentionCall) -> dict[str, Any]:
 
 
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
-    """Return whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
+    """Return whether a value is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
 
-    Where heads have an axis, rows may lack the share of a sink, which a family may not describe.
+    With an axis for heads, the sum of a row may be below 1, because a family may not describe a
+    sink.
     """
     if getattr(value, "ndim", 0) not in (3, 4) or not value.is_floating_point():
         return False
@@ -203,7 +204,7 @@ def _is_attention(value: Any, plan: AttentionPlan) -> bool:
 
 
 def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a module's arguments by name, also where the module takes any names."""
+    """Return a module's arguments by name, also if the module accepts any names."""
     signature = inspect.signature(module.forward)
     bound = dict(signature.bind(*args, **kwargs).arguments)
     for parameter in signature.parameters.values():

@@ -1,9 +1,9 @@
-"""Attention logits as they occur while a model runs, for each head.
+"""Attention logits of each head while a model runs.
 
 A logit is the scaled product of a query and a key, with biases, norms and rotary positions, before
-a soft cap, additive position terms and the mask; of every pair that the mask lets through. Entropy
-and the largest weight are those of the whole attention. If only the input of a softmax can be
-observed, the softmax's input, the score, takes the place of the logit, and the block is listed in
+a soft cap, additive position terms and the mask. Only pairs that the mask allows have logits.
+Entropy and the largest weight refer to the whole attention. If only the input of a softmax can be
+observed, this input, the score, is used instead of the logit, and the block is listed in
 `Logits.scores`.
 
 Axes: B sequences, H query heads, I queries, J keys.
@@ -43,7 +43,7 @@ COLUMNS = BlockLogits._fields
 
 @dataclass(frozen=True, repr=False)
 class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
-    """Logits and attention of every block in one or several passes, and why some have none."""
+    """Logits and attention of all blocks in one or several passes, and reasons for gaps."""
 
     #: By stack, kind and layer; blocks that no family describes, by the path of their module.
     blocks: Mapping[Place | str, BlockLogits]
@@ -55,7 +55,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
     @property
     def sentence(self) -> str:
-        """The largest logit, and where; the one of largest magnitude, if that is negative."""
+        """The largest logit and its head; if negative, also the logit of largest magnitude."""
         if not self.blocks:
             return "no logits were measured"
 
@@ -84,7 +84,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
     @property
     def frame(self) -> pl.DataFrame:
-        """One row for each head, and one for each layer with the head null."""
+        """One row for each head, and one row for each layer with a null head."""
         import polars as pl
 
         places = {"stack": pl.String, "kind": pl.String, "layer": pl.Int64, "head": pl.Int64}
@@ -93,7 +93,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         return pl.DataFrame(rows, schema=types, orient="row")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the rows, and why some blocks have none, as plain values."""
+        """Return the rows, and the reasons for missing blocks, as plain values."""
         missing = {str(name): why for name, why in self.missing.items()}
         rows = [json_value(row) for row in self._rows()]
         scores = [str(name) for name in self.scores]
@@ -127,20 +127,20 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
     @property
     def largest(self) -> float:
-        """The largest logit of all; NaN if one is not a number, or none was measured."""
+        """The largest logit of all; NaN if any logit is NaN, or without logits."""
         if not self.blocks:
             return math.nan
         return float(np.max([np.max(block.max_logit) for block in self.blocks.values()]))
 
 
 def _place_of_largest(numbers: Mapping[Place | str, np.ndarray]) -> tuple[Place | str, int]:
-    """Return the block and the head of the largest of some numbers, (H,) for each block."""
+    """Return the block and the head of the largest number; numbers are (H,) for each block."""
     name = max(numbers, key=lambda block: float(np.max(numbers[block])))
     return name, int(np.argmax(numbers[name]))
 
 
 def _address_columns(name: Place | str) -> dict[str, Any]:
-    """Return the columns that name a block: stack, kind and layer, or the path of the module."""
+    """Return the columns that identify a block: stack, kind and layer, or the module's path."""
     if isinstance(name, str):
         return {"stack": None, "kind": None, "layer": None, "module": name}
     stack, kind, layer = name
@@ -161,12 +161,13 @@ def logits(
     Parameters
     ----------
     model
-        Any `nn.Module`, in the mode in which it is to run; or a `Model` opened from one. Blocks of
-        a family that wqk knows are named by stack, kind and layer, others by their module's path.
+        Any `nn.Module`, in its present mode (training or evaluation); or a `Model` opened from a
+        module. Blocks of a known family are named by stack, kind and layer, other blocks by the
+        path of their module.
     batch
         Arguments of the model: by name, in order, or a single argument.
     sequences
-        Number of sequences of the batch that are measured, from the first; None for all.
+        Number of sequences to measure at the beginning of the batch; None for all.
     family, heads_per_layer
         Options of opening the model, as for `wqk.open`.
 
@@ -210,9 +211,9 @@ def logits(
 
 
 def has_dropout(network: Any) -> bool:
-    """Return whether a module has a layer of dropout that is on.
+    """Return whether a module has an active dropout layer.
 
-    Dropout that code applies without a layer is not seen.
+    Dropout without a layer, directly in code, is not detected.
     """
     from torch.nn.modules.dropout import _DropoutNd
 
@@ -239,7 +240,7 @@ def require_sequences(sequences: int | None) -> None:
 
 
 def no_attention(network: Any) -> CheckpointError:
-    """Return the error about a pass in which no attention was observed."""
+    """Return the error about a pass without observed attention."""
     return CheckpointError(
         f"{type(network).__name__}: no attention was observed; expected a softmax or a fused "
         "kernel of attention in the pass; pass a model that attends"
@@ -247,7 +248,7 @@ def no_attention(network: Any) -> CheckpointError:
 
 
 def opened_or_module(model: Any, family: FilePath | None, heads_per_layer: int | None) -> Any:
-    """Return a `Model` of a module; the module itself if no family describes the module."""
+    """Return a `Model` of a module; the module, if no family describes it."""
     try:
         return opened_live(model, family, heads_per_layer)
     except (UnknownFamily, CheckpointError):
@@ -257,23 +258,22 @@ def opened_or_module(model: Any, family: FilePath | None, heads_per_layer: int |
 
 
 class LogitMeter:
-    """Measures the logits of a model's training passes, when asked to.
+    """Measures the logits of a model's training passes on request.
 
-    `start` begins, and forgets what was measured before. A pass that fails does not count, nor do
-    passes in evaluation mode, nor those that activation checkpointing repeats. Code compiled by
-    `torch.compile` runs uncompiled while passes are measured. A pass that is not measured costs
-    nothing.
+    `start` begins a new measurement. Failed passes, passes in evaluation mode, and passes that
+    activation checkpointing repeats do not count. Code of `torch.compile` runs uncompiled during
+    measured passes. Other passes have no extra cost.
 
     Parameters
     ----------
     model
         The `nn.Module`, plain or wrapped, or a `Model` opened from one.
     sequences
-        Number of sequences of a batch that are measured in full, from the first; None for all.
+        Number of sequences to measure completely at the beginning of a batch; None for all.
     training
         Whether only passes in training mode count.
     passes
-        After how many passes to stop; None to go on until `stop`.
+        Number of passes to measure; None to continue until `stop`.
 
     Examples
     --------
@@ -326,11 +326,11 @@ class LogitMeter:
 
     @property
     def measured(self) -> Measurement:
-        """The statistics themselves, on the model's device."""
+        """The statistics on the model's device."""
         return self._measured
 
     def start(self) -> None:
-        """Measure the passes that follow, and forget earlier ones."""
+        """Measure the following passes, and discard earlier measurements."""
         self.reset()
         model = self._model()
         if self.is_measuring or model is None:
@@ -351,12 +351,12 @@ class LogitMeter:
         self._observer.start()
 
     def reset(self) -> None:
-        """Forget what was measured."""
+        """Discard all measurements."""
         self._measured, self._current = Measurement(), Measurement()
         self._passes = 0
 
     def stop(self) -> None:
-        """Measure no pass any longer."""
+        """Stop measuring."""
         if self._observer is not None:
             self._observer.stop()
         self._observer = None
@@ -383,7 +383,7 @@ class LogitMeter:
     def _ended(self, path: str, complete: bool) -> None:
         """Keep the statistics of a pass of a module, unless the pass has failed.
 
-        The meter stops after the requested number of passes, and not before each block has run.
+        The meter stops after the requested number of passes, but only if each block has run.
         """
         current, self._current = self._current, Measurement()
         if not complete or not current:
@@ -396,12 +396,12 @@ class LogitMeter:
 
 
 class Measurement:
-    """Statistics of blocks by name, and why some blocks have none.
+    """Statistics of blocks by name, and reasons for missing blocks.
 
     Attributes
     ----------
     statistics
-        Statistics of each block that was measured.
+        Statistics of each measured block.
     missing
         Reasons why blocks could not be measured.
     scores
@@ -418,7 +418,7 @@ class Measurement:
 
     @property
     def names(self) -> set[Place | str]:
-        """Blocks that were measured, or could not be."""
+        """All blocks, measured or missing."""
         return {*self.statistics, *self.missing}
 
     def add(self, address: Address, call: ObservedCall, sequences: int | None = None) -> None:
@@ -458,7 +458,7 @@ class Measurement:
         self.scores |= other.scores
 
     def result(self) -> Logits:
-        """Return the statistics, on the host."""
+        """Return the statistics on the host."""
         blocks = {name: statistics.result() for name, statistics in self.statistics.items()}
         missing = {name: why for name, why in self.missing.items() if name not in blocks}
         return Logits(blocks, missing, frozenset(self.scores))

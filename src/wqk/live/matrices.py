@@ -1,7 +1,7 @@
-"""Attention matrices of a running model, head by head, whatever kernel computes them.
+"""Attention matrices of a running model, head by head, for any kernel.
 
-Fused kernels do not return their weights. They are computed again, tile by tile, from the queries,
-keys, scale and mask that the kernel was called with.
+Fused kernels do not return their weights. The weights are computed again, tile by tile, from the
+queries, keys, scale and mask of the call.
 
 Axes: B sequences, H query heads, I queries, J keys.
 """
@@ -35,7 +35,7 @@ LARGEST = 2**30
 
 @dataclass(frozen=True, repr=False)
 class AttentionMatrices(Result):
-    """Attention weights of the blocks of one pass; each row sums to 1, less the share of sinks."""
+    """Attention weights of the blocks of one pass; a row sums to 1 minus the share of sinks."""
 
     #: By stack, kind and layer, or by the path of the module: one matrix (B, H, I, J) for each run.
     blocks: Mapping[Place | str, Sequence[Float[np.ndarray, "batch heads queries keys"]]]
@@ -46,7 +46,7 @@ class AttentionMatrices(Result):
         return len(self.blocks)
 
     def __getitem__(self, block: Any) -> Float[np.ndarray, "batch heads queries keys"]:
-        """Return the weights of a block, by name, or by the layer if one block has the layer."""
+        """Return the weights of a block, by name; or by layer, if only one block has the layer."""
         if isinstance(block, str | tuple):
             names = [name for name in self.blocks if name == block]
         else:
@@ -83,7 +83,7 @@ class AttentionMatrices(Result):
                 yield {"block": title_of(name), "run": run, **sizes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shapes, as plain values: weights themselves are in `blocks`."""
+        """Return the shapes as plain values; weights are in `blocks`."""
         missing = {str(name): reason for name, reason in self.missing.items()}
         return {"sentence": self.sentence, "rows": list(self._rows()), "missing": missing}
 
@@ -124,33 +124,34 @@ def attention_matrices(
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
 ) -> AttentionMatrices:
-    """Return the attention matrices of one pass, whatever kernel computes the attention.
+    """Return the attention matrices of one pass, for any kernel.
 
     Parameters
     ----------
     model
-        Any `nn.Module`, in the mode in which it is to run; or a `Model` opened from one.
+        Any `nn.Module`, in its present mode (training or evaluation); or a `Model` opened from a
+        module.
     batch
         Arguments of the model: by name, in order, or a single argument.
     layers
-        Layers whose matrices are kept; None for all blocks.
+        Layers of the matrices to keep; None for all blocks.
     sequences
-        Number of sequences of the batch that are kept, from the first; None for all.
+        Number of sequences to keep at the beginning of the batch; None for all.
     largest
-        Bytes that the matrices may take: with more, the call fails before they are computed.
+        Limit of the bytes of all matrices; a larger request raises an error before the computation.
     family, heads_per_layer
         Options of opening the model, as for `wqk.open`.
 
     Returns
     -------
     AttentionMatrices
-        Weights (B, H, I, J) of each block, in the type in which the model computes its scores, and
-        at least float32.
+        Weights (B, H, I, J) of each block, in the type of the model's scores, at least float32.
 
     Raises
     ------
     CheckpointError
-        The model cannot be run on this batch, computes no attention, or the matrices are larger.
+        The model cannot be run on this batch, computes no attention, or the matrices exceed
+        ``largest``.
 
     Examples
     --------
@@ -227,7 +228,7 @@ class _Matrices:
         return not isinstance(name, str) and name.layer in self._layers
 
     def _require_room(self, call: ObservedCall) -> None:
-        """Raise `CheckpointError` if a matrix more takes too many bytes."""
+        """Raise `CheckpointError` if another matrix exceeds the limit of bytes."""
         self._bytes += _bytes_of(call)
         if self._bytes > self._largest:
             raise CheckpointError(
@@ -237,7 +238,7 @@ class _Matrices:
 
 
 def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys"]:
-    """Attention weights of a call with the axes (B, H, I, J), on the host."""
+    """Return the attention weights of a call with the axes (B, H, I, J), on the host."""
     batch, heads, queries, keys = call.shape
     matrix: np.ndarray | None = None
     for tile in call.tiles():
@@ -252,7 +253,7 @@ def matrix_of(call: ObservedCall) -> Float[np.ndarray, "batch heads queries keys
 
 
 def _bytes_of(call: ObservedCall) -> int:
-    """Bytes that the matrix of a call takes on the host."""
+    """Return the number of bytes of a call's matrix on the host."""
     batch, heads, queries, keys = call.shape
     tensor = call.queries if call.scores is None else call.scores
     assert tensor is not None

@@ -1,14 +1,14 @@
 """Replace attention scores by parts of the scores while a model of transformers runs.
 
-The logits of attention before mask and bias, S_ij = x_i W x_jᵀ times the model's scale, become
-u S + v M, where M is a mirror image of S. The usual mirror is the transpose, in which query and key
-of a pair change places: u S + v Sᵀ is a (S + Sᵀ)/2 + b (S − Sᵀ)/2 for u = (a + b)/2 and
-v = (a − b)/2. Masks and position terms stay whole, so in a causal model only the lower triangle of
-Sᵀ enters. S contains rotary positions and norms. For the control, a random involution that keeps
-second moments turns the inputs (`wqk.live.reflections`).
+The logits of attention before mask and bias, S_ij = x_i W x_jᵀ times the model's scale, become u S
++ v M, where M is a mirror image of S. The usual mirror is the transpose, which exchanges query and
+key of a pair: u S + v Sᵀ is a (S + Sᵀ)/2 + b (S − Sᵀ)/2 for u = (a + b)/2 and v = (a − b)/2. Masks
+and position terms do not change. Therefore in a causal model only the lower triangle of Sᵀ has an
+effect. S contains rotary positions and norms. For the control, a random involution that keeps
+second moments maps the inputs (`wqk.live.reflections`).
 
-Weights stay unchanged. A model that calls transformers' attention interface adds a mask to the
-scaled products of queries and keys; the change of the products is added to the mask.
+Weights do not change. A model that uses transformers' attention interface adds a mask to the scaled
+products of queries and keys; the change of the products is added to this mask.
 
 Axes: B blocks, H query heads, G key heads, N tokens, R head width, D width.
 """
@@ -50,13 +50,13 @@ class ScorePart(NamedTuple):
         Factors of S and of the mirror.
     mirror
         ``transpose``: Sᵀ. ``next head``: the transpose of the next head's scores. ``involution``:
-        scores of inputs that a random involution has turned. ``rank``: scores of forms that are cut
-        to a rank.
+        scores of inputs mapped by a random involution. ``rank``: scores of forms truncated to a
+        rank.
     number
         Number of the random involution, or the rank.
     size_of
-        If not empty, the part is a random part, in each head as large as the symmetric or the skew
-        part; the factors are not used.
+        If not empty, the part is random, with the size of the symmetric or the skew part in each
+        head; the factors are not used.
     """
 
     name: str
@@ -85,7 +85,7 @@ SYMMETRIC, SKEW = mixed("symmetric", 1, 0), mixed("skew", 0, 1)
 
 
 class ScorePlace(NamedTuple):
-    """Heads whose scores are changed: those of a stack, of a layer of the stack, or one head."""
+    """Heads whose scores are changed: of a stack, of a layer of the stack, or one head."""
 
     stack: str
     layer: int | None = None
@@ -144,7 +144,7 @@ class Mixer:
 
     @contextmanager
     def installed(self) -> Iterator[Mixer]:
-        """Install this attention in the model, and restore the model's own attention at the end."""
+        """Install this attention in the model, and restore the model's attention at the end."""
         from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
         from transformers.masking_utils import eager_mask
 
@@ -177,7 +177,7 @@ class Mixer:
         Parameters
         ----------
         run
-            Runs the model on its text, with whole scores.
+            Function that runs the model on its text, with unchanged scores.
         """
         moments: dict[Any, Array] = {}
 
@@ -205,13 +205,13 @@ class Mixer:
     def control_sizes(self, run: Callable[[], object], stack: str, number: int) -> dict[int, float]:
         """Measure |M|²/|S|² of a random involution's M in each layer of a stack.
 
-        The sums of squares are those of all heads and of all pairs of tokens of the text. The model
-        runs with its whole scores.
+        The sums of squares are over all heads and all pairs of tokens of the text. The model runs
+        with unchanged scores.
 
         Parameters
         ----------
         run
-            Runs the model on its text.
+            Function that runs the model on its text.
         stack
             The stack whose layers are measured.
         number
@@ -226,7 +226,7 @@ class Mixer:
         return {layer: sums.mirror / sums.scores for layer, sums in squares.items() if sums.scores}
 
     def require_all_seen(self) -> None:
-        """Raise `UnknownFamily` if a self-attention has not run through the interface."""
+        """Raise `UnknownFamily` if a self-attention did not run through the interface."""
         for module, plan in self.modules.items():
             if module not in self._checked:
                 raise UnknownFamily(
@@ -246,7 +246,7 @@ class Mixer:
         )
 
     def _attend_to_reflected(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Run a module on its reflected inputs first, if the part needs the scores of these."""
+        """Run a module on its reflected inputs first, if the part needs their scores."""
         if self.part.mirror != "involution" or self._probing or not self._is_changed(module):
             return
         reflected = self._reflected(module, _inputs_of(args, kwargs))
@@ -260,9 +260,9 @@ class Mixer:
             self._probing = False
 
     def _reflected(self, module: Any, inputs: Float[Array, "B N D"]) -> Float[Array, "B N D"]:
-        """Return the inputs of a block, turned by the part's involution.
+        """Return the inputs of a block, mapped by the part's involution.
 
-        Square roots and involutions are kept in the number type and on the device of the inputs.
+        Square roots and involutions are stored in the number type and on the device of the inputs.
         """
         import torch
 
@@ -290,10 +290,10 @@ class Mixer:
         scaling: float | None = None,
         **options: Any,
     ) -> Any:
-        """Compute attention by the model's own code, with other scores.
+        """Compute attention with the model's code and changed scores.
 
-        Called by transformers in place of the model's own attention; the change of the scores is
-        added to the mask.
+        `transformers` calls this method instead of the model's attention; the change of the scores
+        is added to the mask.
         """
         import torch
 
@@ -324,14 +324,15 @@ class Mixer:
         return run(query, change if attention_mask is None else attention_mask + change)
 
     def _require_masks_are_added(self, module: Any, expected: Array, actual: Array) -> None:
-        """Raise `UnknownFamily` if scores that are given as a mask have another effect.
+        """Raise `UnknownFamily` if scores in the mask have another effect than before.
 
         Parameters
         ----------
         module
-            The module, which is not checked again.
+            The module; a module is checked only once.
         expected, actual
-            Its outputs with the scores of queries and keys, and with the same scores as a mask.
+            Outputs of the module with the scores of queries and keys, and with the same scores as a
+            mask.
         """
         import torch
 
@@ -377,14 +378,14 @@ class Mixer:
         return share * scores + sign * (share * (1 - share)).sqrt() * mirrored
 
     def _add_squares(self, module: Any, mirror: Array, scores: Array) -> None:
-        """Add the sums of squares of a mirror and of scores to those of the layer."""
+        """Add the sums of squares of a mirror and of scores to the sums of the layer."""
         assert self._squares is not None
         sums = self._squares.setdefault(self.modules[module].layer, SumsOfSquares())
         sums.mirror += float(mirror.double().square().sum())
         sums.scores += float(scores.double().square().sum())
 
     def _projections_to_rank(self, module: Any, like: Array) -> Array:
-        """Return matrices (H, R, R) that cut the heads' forms to a rank, between query and key."""
+        """Return matrices (H, R, R) that truncate the heads' forms to a rank."""
         import torch
 
         plan, rank = self.modules[module], self.part.number
@@ -415,7 +416,7 @@ def require_one_form(name: str, plan: AttentionPlan) -> None:
 def projection_to_rank(
     query: Float[Array, "D R"], key: Float[Array, "D R"], rank: int
 ) -> np.ndarray:
-    """Return P (R, R), such that A P Bᵀ is the best approximation of A Bᵀ of a rank.
+    """Return P (R, R) such that A P Bᵀ is the best approximation of A Bᵀ with a given rank.
 
     Examples
     --------
@@ -435,12 +436,12 @@ def projection_to_rank(
 
 
 def scores_of(query: Array, key: Array, scaling: float | None) -> Array:
-    """Scaled products of queries and keys, (B, H, N, N), key heads repeated for their queries.
+    """Return scaled products of queries and keys, (B, H, N, N); key heads are repeated.
 
     Raises
     ------
     CheckpointError
-        There are more keys than queries, so that scores have no transpose.
+        The numbers of queries and keys differ; scores then have no transpose.
     """
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -465,6 +466,6 @@ def _eager_attention_of(module: Any) -> Any:
 
 
 def _capped(scores: Array, options: dict[str, Any]) -> Array:
-    """Return scores after the soft cap among the options of an attention, if there is one."""
+    """Return scores after the soft cap in the options of an attention, if any."""
     cap = options.get("softcap")
     return scores if cap is None else cap * (scores / cap).tanh()

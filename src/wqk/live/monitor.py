@@ -51,7 +51,7 @@ LOG = logging.getLogger("wqk.live")
 
 
 def journals(path: Path) -> tuple[Path, Path]:
-    """Return the files for scores, ``path``, and for the scores of updates, next to it."""
+    """Return the files for scores, ``path``, and for the scores of updates, next to ``path``."""
     if path.suffix != ".jsonl":
         raise OutputError(
             f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}", path=path
@@ -61,7 +61,7 @@ def journals(path: Path) -> tuple[Path, Path]:
 
 
 def check_journal(path: Path, gamma: float) -> None:
-    """Create a file if needed, and check that rows with this gamma can be appended to it."""
+    """Create a file if absent, and check that rows with this gamma can be appended."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab"):
@@ -80,7 +80,7 @@ def check_journal(path: Path, gamma: float) -> None:
 
 
 def check_model(path: Path, model: Model) -> None:
-    """Raise `RunError` if a file holds the scores of a model of other blocks or sizes."""
+    """Raise `RunError` if a file contains scores of a model with other blocks or sizes."""
     columns = ("stack", "kind", "layer", "heads", "key_heads", "rank")
     layer_rows = [row for row in read_lines(path)[1:] if row.get("head") is None]
     written = {tuple(row.get(name) for name in columns) for row in layer_rows}
@@ -98,12 +98,13 @@ def check_model(path: Path, model: Model) -> None:
 
 
 def begin_journal(path: Path, keep: int, metadata: Mapping[str, Any]) -> int:
-    """Remove the rows of steps after ``keep``, and a torn last line; begin anew if no row is left.
+    """Remove the rows of steps after ``keep``, and an incomplete last line.
 
     Returns
     -------
     int
-        Number of removed rows of an earlier run, if no row is left; 0 otherwise.
+        Number of removed rows of an earlier run, if no row remains and the file begins again; else
+        0.
     """
     old_rows = max(0, len(read_lines(path)) - 1)  # the first line is the metadata
     drop_after(path, keep)
@@ -122,14 +123,14 @@ class LookCost(NamedTuple):
 
 
 class WaitingLook(NamedTuple):
-    """Scores of a look whose logits are still to be measured."""
+    """Scores of a look whose logits are not yet measured."""
 
     table: ScoreTable
     begin: int  # position in the file of scores at which the look's rows begin
 
 
 def step_of(value: Any) -> int:
-    """Return a number of optimizer steps; `RunError` for anything else."""
+    """Return a number of optimizer steps; `RunError` for other values."""
     try:
         step = operator.index(value)
     except TypeError:
@@ -167,7 +168,7 @@ class Cadence:
 
 
 def _live_display() -> Callable[[ScoreTable], None]:
-    """Return a function that shows a table that grows."""
+    """Return a function that displays a growing table."""
 
     def show(table: ScoreTable) -> None:
         print(RecentMedians(table), flush=True)
@@ -196,14 +197,14 @@ class LoudHead(NamedTuple):
 
 
 class LogitAlarm(NamedTuple):
-    """An alarm of a monitor.
+    """An alarm of a monitor about large logits.
 
     Attributes
     ----------
     step, limit
-        Optimizer steps done, and the limit.
+        Number of finished optimizer steps, and the limit.
     heads
-        Heads beyond the limit, the largest logit first.
+        Heads with larger logits, the largest logit first.
     """
 
     step: int
@@ -224,46 +225,46 @@ class LogitAlarm(NamedTuple):
 class Monitor(Advising, synonyms=SYNONYMS):
     """Score a model's query-key forms while it trains, and append them to a file.
 
-    Call it with the number of optimizer steps done so far. At the first call and at the given
-    steps it scores every layer and head as `wqk.scan` does, and the change of each form since the
-    previous scores. It never stops a training run: after construction, errors are logged as
-    warnings.
+    Call the monitor with the number of finished optimizer steps. At the first call and at the
+    chosen steps, the monitor scores every layer and head as `wqk.scan` does, and the change of each
+    form since the previous scores. A monitor never stops a training run: after construction, errors
+    are logged as warnings.
 
     Parameters
     ----------
     model
-        The `nn.Module` that is trained, plain or wrapped by `torch.compile`,
-        `DistributedDataParallel` or `fully_shard`; or a `Model` opened from it, to say its family:
+        The trained `nn.Module`, plain or wrapped by `torch.compile`, `DistributedDataParallel` or
+        `fully_shard`; or a `Model` opened from the module, to choose its family:
         ``wqk.Monitor(wqk.open(model, family=...), ...)``. In a distributed run every process makes
-        a monitor and calls it at the same steps; the first one writes.
+        a monitor and calls it at the same steps; the first process writes.
     path
-        A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
-        to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``). None for no file, where numbers
-        are logged elsewhere: the tables then go with the monitor.
+        A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next to
+        it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``). None for no file, if numbers are
+        logged elsewhere: the tables are then deleted with the monitor.
     every
-        When to score: at multiples of this number of steps; None for no multiples.
+        Scores are computed at multiples of this number of steps; None for no multiples.
     steps
-        Steps at which to score as well; 1, 2, 4, 8, ... with ``"log"``.
+        Further steps with scores; ``"log"`` for 1, 2, 4, 8, ...
     gamma, heads
         As for `wqk.scan`.
     name
         The run's name in the column ``checkpoint``; the folder's name by default.
     device
-        Where the scores are computed, such as ``"cuda"``; without it on the CPU, where they are
-        those of `wqk.scan` to the last digit.
+        Device that computes the scores, such as ``"cuda"``. On the CPU, the default, the scores are
+        equal to `wqk.scan` to the last digit.
     measures
-        What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
-        ``"bands"``: see `wqk.tables.columns`. The first two also apply to the changes.
+        Further measures: ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``, ``"bands"``; see
+        `wqk.tables.columns`. The first two are also computed for the changes.
     per_layer
         Whether to return the numbers of every layer for logging, besides the medians.
     logits
-        Whether to measure attention logits as well: in the training pass that follows each look,
-        which uses the weights of the look, for every head the largest logit, the logits' standard
-        deviation, the mean entropy of the attention, and the mean of each token's largest weight
-        (`wqk.live.logits`). The rows are completed as soon as the pass is over and the monitor is
-        called again; that call returns what there is to log.
+        Whether to also measure attention logits, in the training pass after each look, which uses
+        the weights of the look. Measured are, for every head, the largest logit, the logits'
+        standard deviation, the mean entropy of the attention, and the mean of each token's largest
+        weight (`wqk.live.logits`). The rows are completed at the next call of the monitor after
+        this pass; the call returns the new numbers to log.
     sequences
-        Number of sequences of the pass's batch that are measured, each in full.
+        Number of sequences of the pass's batch to measure completely.
     alarm
         Limit of the largest attention logit. If a head exceeds this limit, ``on_alarm`` is called.
         Implies ``logits=True``.
@@ -271,7 +272,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         Function of a `LogitAlarm`; by default the alarm is logged as a warning. An error that the
         function raises ends the run.
     live
-        Whether to print the medians over layers after each look, as a table that grows.
+        Whether to print the medians over layers after each look, as a growing table.
     family, heads_per_layer
         Options of opening the model, as for `wqk.open`.
 
@@ -285,11 +286,12 @@ class Monitor(Advising, synonyms=SYNONYMS):
     Raises
     ------
     UnknownFamily
-        The model belongs to no known family, and none can be guessed.
+        The model's family is unknown, and cannot be guessed.
     CheckpointError
-        Its queries and keys cannot be read.
+        Queries and keys of the model cannot be read.
     RunError
-        They are sharded in a way that hides them, or the file holds scores of another kind.
+        Queries and keys are sharded in an unsupported way, or the file contains scores of another
+        kind.
     OutputError
         The file cannot be written.
     MissingPackage
@@ -394,16 +396,16 @@ class Monitor(Advising, synonyms=SYNONYMS):
         return {} if step == self._step else self._take_unlogged()
 
     def look(self, step: int) -> dict[str, float]:
-        """Compute scores now, for instance after the last step, unless this step has been scored.
+        """Compute scores now, for example after the last step, unless this step was already scored.
 
         In a resumed run, the first call removes the rows of later steps.
 
         Returns
         -------
         dict
-            Medians over layers, to be logged: ``wqk/symmetry_median`` and so on, and
-            ``wqk/update_symmetry_median`` and so on for the change. Empty in all processes of a
-            distributed run but the first.
+            Medians over layers, for logging: ``wqk/symmetry_median`` and so on, and
+            ``wqk/update_symmetry_median`` and so on for the change. In a distributed run, empty in
+            all processes except the first.
         """
         step = step_of(step)
         if step == self._step:
@@ -431,18 +433,18 @@ class Monitor(Advising, synonyms=SYNONYMS):
 
     @property
     def logits(self) -> Logits | None:
-        """The logits that were measured last, of every block; None before the first."""
+        """The latest measured logits of all blocks; None before the first measurement."""
         self._complete()
         return self._logits
 
     def take_logits(self) -> Logits | None:
-        """Return `logits`, and None until others are measured; `wqk.clip_` uses each only once."""
+        """Return `logits` once, and None until the next measurement, for `wqk.clip_`."""
         taken = self.logits
         self._logits = None
         return taken
 
     def __repr__(self) -> str:
-        """Return the latest scores, as the command shows a scan, and their cost."""
+        """Return the latest scores, printed like a scan, and their cost."""
         heading = f"wqk.Monitor({str(self._scores)!r}), step {self._step}"
         if self.costs:
             cost = self.costs[-1]
@@ -458,11 +460,11 @@ class Monitor(Advising, synonyms=SYNONYMS):
 
     @property
     def updates(self) -> ScoreTable:
-        """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
+        """Scores of all changes between consecutive scored steps; ``step`` is the later step."""
         return read_table(self._updates)
 
     def _show_latest(self) -> None:
-        """Add the latest scores to the live table, if it was requested."""
+        """Add the latest scores to the live table, if requested."""
         if self._show is None or self.latest is None:
             return
         try:
@@ -475,7 +477,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self._warn("live", f"the live table cannot be shown: {error}")
 
     def close(self) -> None:
-        """Measure no coming pass: after a run."""
+        """Stop measuring, after a run."""
         if self._meter is not None:
             self._meter.stop()
 
@@ -510,13 +512,13 @@ class Monitor(Advising, synonyms=SYNONYMS):
         )
 
     def _take_unlogged(self) -> dict[str, float]:
-        """Return the numbers to log of the logits that were measured since the last call."""
+        """Return the numbers to log from the logits measured since the last call."""
         self._complete()
         numbers, self._unlogged = self._unlogged, {}
         return numbers
 
     def _complete(self) -> None:
-        """Write the logits of the latest look, once a pass was measured, and raise the alarm."""
+        """Write the logits of the latest look after a measured pass, and raise the alarm."""
         meter = self._meter
         if meter is None or not self._awaits_pass or not meter.has_measured:
             return
@@ -555,7 +557,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self._on_alarm(alarm)
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Cut the files to the steps before this step, whose scores are appended next."""
+        """Remove rows of this and later steps from the files; scores are appended next."""
         self._recent = None
         lost_rows = begin_journal(self._scores, step - 1, metadata)
         begin_journal(self._updates, step, {**metadata, "form": "update"})
@@ -569,7 +571,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             )
 
     def _warn(self, kind: str, message: str) -> None:
-        """Log a warning once for each kind."""
+        """Log a warning, once for each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             LOG.warning("wqk.Monitor: %s", message)

@@ -1,12 +1,13 @@
-"""Attention, observed at the operations that compute it, while a module runs.
+"""Observation of attention at the operations that compute it, while a module runs.
 
-A dispatch mode of PyTorch sees every operation below autograd. Three kinds compute attention: a
-softmax, whose input are the scores; a fused kernel, whose arguments are queries, keys, mask and
-scale; and FlexAttention, a higher-order operation. No convention of a library is needed.
+A dispatch mode of PyTorch intercepts every operation below autograd. Three kinds of operations
+compute attention: a softmax, whose inputs are the scores; a fused kernel, whose arguments are
+queries, keys, mask and scale; and FlexAttention, a higher-order operation. The observation does not
+depend on conventions of a library.
 
-Hooks of the observed modules enter the mode when the outermost of them begins, and leave it when
-that module ends or fails. They also keep the paths of the modules that run. A copy of a module,
-also a pickled one, has hooks that do nothing. Passes that activation checkpointing repeats are not
+Hooks of the observed modules enter the mode when the outermost module begins, and leave the mode
+when this module ends or fails. The hooks also record the paths of the running modules. In a copied
+or pickled module, the hooks do nothing. Passes that activation checkpointing repeats are not
 observed.
 
 Axes: B sequences, H query heads, I queries, J keys, R head width.
@@ -34,18 +35,19 @@ Modules = tuple[RunningModule, ...]
 
 
 class Observer:
-    """Calls a function with each attention of a module's passes.
+    """Calls a function with each attention in a module's passes.
 
     Parameters
     ----------
     module
         The `nn.Module`, plain or wrapped (compiled, DDP, FSDP 2).
     observed
-        Called with an `ObservedCall` for each attention, in the pass and without gradients. What it
-        raises is raised in the pass.
+        Function that is called with an `ObservedCall` for each attention, in the pass and without
+        gradients. Its errors are raised in the pass.
     ended
-        Called when a pass of the module, or of a part of it, has ended: with the path of the
-        outermost module that ran, and whether it returned instead of raising an error.
+        Function that is called when a pass of the module or of a part has ended, with the path of
+        the outermost module that ran, and with whether this module returned instead of raising an
+        error.
 
     Examples
     --------
@@ -80,7 +82,7 @@ class Observer:
         return bool(self._handles)
 
     def start(self) -> None:
-        """Observe the passes that follow; compiled code runs uncompiled."""
+        """Observe the following passes; compiled code runs uncompiled."""
         if self._handles:
             return
         module = self._module()
@@ -98,7 +100,7 @@ class Observer:
         self._until_stop.enter_context(uncompiled())
 
     def stop(self) -> None:
-        """Observe nothing any longer; all that was changed is put back."""
+        """Stop observing, and restore all changes."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -121,7 +123,7 @@ class Observer:
             return
 
     def _enter(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Note that a module begins; the outermost one enters the mode."""
+        """Record that a module begins; the outermost module enters the mode."""
         if module not in self._paths or is_repeated():
             return
         if not self._running:
@@ -132,7 +134,7 @@ class Observer:
         self._tracer.place = self._paths[module]
 
     def _leave(self, module: Any, args: Any, output: Any = None) -> None:
-        """Note that a module ends, or fails; with the outermost one, the mode ends."""
+        """Record that a module ends or fails; with the outermost module, the mode ends."""
         if module not in self._paths or not self._running or is_repeated():
             return
         while self._running and self._running.pop().module is not module:
@@ -151,7 +153,7 @@ class Observer:
             self._ended(self._paths[module], not has_failed)
 
     def _hand_on(self, call: ObservedCall) -> None:
-        """Call the function of the observer, with no mode, gradient or autocast in the way."""
+        """Call the observer's function without mode, gradients or autocast."""
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
@@ -165,7 +167,7 @@ class Observer:
 
 
 class _Hook:
-    """A hook of a module that reaches its observer; a copy of it does nothing."""
+    """A hook of a module that calls its observer; a copy of the hook does nothing."""
 
     def __init__(self, observer: weakref.ref[Observer], method: Callable[..., None]) -> None:
         self._observer, self._method = observer, method
@@ -188,13 +190,13 @@ def _mode(observer: Observer) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Observing(TorchDispatchMode):  # type: ignore[misc]
-        """Sees every operation of a pass, and runs it as it is."""
+        """Intercepts every operation of a pass, and runs it unchanged."""
 
         supports_higher_order_operators = True  # FlexAttention
 
         @classmethod
         def ignore_compile_internals(cls) -> bool:
-            """FlexAttention compiles its eager form, which other modes forbid."""
+            """Return True, so that FlexAttention may compile its eager form within the mode."""
             return True
 
         def __torch_dispatch__(
@@ -206,7 +208,7 @@ def _mode(observer: Observer) -> Any:
 
 
 def _observe(observer: Observer, operation: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation, and hand on the attention that it computes."""
+    """Run an operation, and report the attention that it computes."""
     name, tracer = _name(operation), observer._tracer
     modules = tuple(observer._running)
     if is_kernel(operation):
@@ -229,7 +231,7 @@ def _observe(observer: Observer, operation: Any, args: Any, kwargs: Mapping[str,
 
 @cache
 def _name(operation: Any) -> str:
-    """Name of an operation without that of its overload."""
+    """Return the name of an operation without its overload."""
     schema = getattr(operation, "_schema", None)
     return str(operation.name() if schema is None else schema.name)
 
@@ -237,13 +239,13 @@ def _name(operation: Any) -> str:
 def _note_product(
     name: str, tracer: Tracer, args: Any, kwargs: Mapping[str, Any], output: Any
 ) -> ObservedCall | None:
-    """Begin a trace at a batched product, unless it is that of weights and values.
+    """Begin a trace at a batched product, unless it multiplies attention weights with values.
 
     Returns
     -------
     ObservedCall or None
-        The call of an earlier softmax whose input was no known product: that its weights are
-        multiplied here shows that they are attention.
+        The call of an earlier softmax whose input was not a known product. The product with its
+        weights shows that the softmax is attention.
     """
     left, right = args[-2:]  # the first argument of baddbmm is added to the product
     for factor in (left, right):
@@ -260,8 +262,8 @@ def _note_softmax(
 ) -> ObservedCall | None:
     """Return the attention of a softmax over its last axis, if its input is a known product.
 
-    Otherwise the call is kept with the weights, and decided by `_note_product`: the softmax may be
-    that of a router or a classifier.
+    Otherwise the call is stored with the weights, and `_note_product` decides: the softmax may
+    belong to a router or a classifier.
     """
     scores, axis, *_ = args
     if scores.ndim < 3 or axis not in (-1, scores.ndim - 1):
@@ -290,7 +292,7 @@ def _note_softmax(
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let code of `torch.compile` run as written, since compiled code shows no operations."""
+    """Run code of `torch.compile` uncompiled, because compiled code shows no operations."""
     if "torch._dynamo" not in sys.modules:
         yield
         return
@@ -302,7 +304,7 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def slow_path() -> Iterator[None]:
-    """Let `nn.MultiheadAttention` compute its attention, which its fast path hides."""
+    """Disable the fast path of `nn.MultiheadAttention`, which hides its attention."""
     import torch
 
     was_fast = torch.backends.mha.get_fastpath_enabled()
@@ -325,7 +327,7 @@ def _reads_another(module: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_repeated() -> bool:
-    """Return whether a module runs within a backward pass, as activation checkpointing lets it."""
+    """Return whether a module runs within a backward pass, as with activation checkpointing."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)

@@ -1,8 +1,8 @@
 """The loss of a model with only the symmetric, only the skew, or a random part of its scores.
 
-The random part is the control. Random involutions that keep second moments turn the inputs
-(`wqk.live.reflections`), and the scores of the turned inputs are about as large as the scores that
-they replace. The size of the control is measured, and is part of the result.
+The random part is the control. Random involutions that keep second moments map the inputs
+(`wqk.live.reflections`). The scores of the mapped inputs are about as large as the original scores.
+The size of the control is measured, and is part of the result.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ Along = Callable[[float], ScorePart]
 
 
 class PartDirection(NamedTuple):
-    """A direction in which the loss is differentiated: the mean over parts along a factor."""
+    """A direction for derivatives of the loss: the mean over parts along a factor."""
 
     name: str
     alongs: list[Along]
 
 
 class PartJob(NamedTuple):
-    """Heads whose scores are changed, and the parts that replace the scores, one by one."""
+    """Heads whose scores are changed, and the list of parts that replace their scores."""
 
     place: ScorePlace
     replacements: list[ScorePart]
@@ -110,29 +110,29 @@ class Parts(Result):
     checkpoint
         The model's name.
     predicts
-        ``masked``, ``causal`` or ``sequence`` (the second half of a block from the first half):
-        the loss is in nats per predicted token. ``states``: the model has no head, or attends to
-        the tokens to predict. Then the loss is the squared distance between the last hidden states
-        and the whole model's last hidden states, over the variance of the latter.
+        ``masked``, ``causal`` or ``sequence`` (the second half of a block from the first half): the
+        loss is in nats per predicted token. ``states``: the model has no head, or attends to the
+        tokens to predict. Then the loss is the squared distance of the last hidden states from the
+        last hidden states of the unchanged model, divided by the variance of the unchanged states.
     shares
         A row for each place and part: ``stack``, ``layer``, ``head``, ``part``, ``loss``, and the
         ``share`` of the explained loss that the part keeps with a 95 % interval, ``low`` and
-        ``high``. The explained loss is the loss with scores of zero in this place, less the loss of
-        the whole model. ``random`` is the mean over the halves that random involutions select; the
-        involutions keep the second moments of each block's inputs. ``share`` is null if scores
-        explain nothing, and for random parts if the control is refused.
+        ``high``. The explained loss is the loss with scores of zero in this place, minus the loss
+        of the unchanged model. ``random`` is the mean over the halves that random involutions
+        select; the involutions keep the second moments of each block's inputs. ``share`` is null if
+        scores explain nothing, and for random parts if the control is rejected.
     slopes
         A row for each stack and direction: ``derivative`` and ``curvature`` of the loss at the
         whole model along a factor of a half of the scores, with intervals.
     curves
-        The loss against a factor of one half, with the second half kept; empty unless requested.
+        The loss for factors of one half, with the other half unchanged; empty unless requested.
     control_size
         A row for each layer: ``stack``, ``layer``, and the size of the random involutions' scores M
         compared with the scores S, the ratio of sums of squares over all heads and pairs of tokens.
         ``size`` is the mean over involutions, ``smallest`` and ``largest`` are the ends.
         ``least_moment`` is the share of the largest second moment that smaller moments were raised
         to. A size near 1 means that the control is as large as the scores. A control with a size
-        below ½ or above 2 is refused: in that layer, loss and share of random parts are null.
+        below ½ or above 2 is rejected: in this layer, loss and share of random parts are null.
     settings
         Blocks, tokens in a block, seed and the like.
     """
@@ -147,7 +147,7 @@ class Parts(Result):
 
     @property
     def sentence(self) -> str:
-        """The shares that parts of the scores of all layers keep, for each stack."""
+        """The shares of parts of the scores of all layers, for each stack."""
         sentences = []
         everywhere = self.shares.filter(pl.all_horizontal(pl.col("layer", "head").is_null()))
         for rows in everywhere.partition_by("stack"):
@@ -283,20 +283,21 @@ def parts(
         A folder, the folder of a training run, a Hub id, a `transformers` model, or a `Model`
         opened from one.
     text
-        Text file, for the model's own tokenizer. Of JSON Lines, the field ``text`` of each line is
-        read; .xz, .gz, .bz2 and .zst are decompressed. One of text, corpus and tokens is needed.
+        Text file, for the model's tokenizer. From JSON Lines, the field ``text`` of each line is
+        read; .xz, .gz, .bz2 and .zst are decompressed. One of text, corpus and tokens is required.
     corpus
         Folder of tokens as ``wqk lab corpus`` writes it; the held-out part is read.
     tokens
         Token ids, (B, N) or in one row.
     stack
-        ``encoder`` or ``decoder``; both, one after the other, if the model has both.
+        ``encoder`` or ``decoder``; by default, all stacks of the model.
     each_layer
         Whether to also change one layer at a time.
     each_head
         Whether to also change one head at a time.
     rank
-        Ranks; for each rank, every head's form is also cut to the best approximation of that rank.
+        Ranks; for each rank, every head's form is also truncated to the best approximation of this
+        rank.
     curves
         Whether to measure the loss at several factors of each half, for the picture.
     blocks
@@ -315,8 +316,8 @@ def parts(
     Raises
     ------
     UnknownFamily
-        The model's attention does not run through transformers' attention interface, or is no
-        softmax of scaled products plus a mask; or a rank is requested and a head has no single
+        The model's attention does not run through transformers' attention interface, or is not a
+        softmax of scaled products plus a mask; or a rank is requested, and a head has no single
         form.
     CheckpointError
         The model or the text cannot be used.
@@ -429,7 +430,7 @@ def _jobs(
     each_layer: bool,
     each_head: bool,
 ) -> list[PartJob]:
-    """Return the places whose scores are changed, each with the parts that replace the scores."""
+    """Return the places whose scores are changed, each with the parts that replace its scores."""
     truncated = [ScorePart(f"rank {k}", 0, 1, "rank", k) for k in ranks]
     halves = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
     sized = [
@@ -460,7 +461,7 @@ def _passes(
     *,
     curves: bool,
 ) -> int:
-    """Return the number of passes over the text, if each layer's first control is large enough."""
+    """Return the number of passes over the text, if the first control of each layer suffices."""
     of_controls = 1 + stacks * draws
     of_shares = sum(1 + len(job.replacements) for job in jobs)
     of_slopes = 2 * stacks * sum(len(direction.alongs) for direction in directions)
@@ -469,18 +470,18 @@ def _passes(
 
 
 def _sizes_allowed() -> pl.Expr:
-    """Return a column: the size of a layer's control lies within the limits."""
+    """Return an expression that is true if the size of a layer's control is within the limits."""
     return pl.col("size").is_between(SMALLEST_CONTROL, LARGEST_CONTROL)
 
 
 def _interval(row: dict[str, Any], prefix: str) -> str:
-    """Return the interval of a row as text, a dash if the row has none."""
+    """Return the interval of a row as text; a dash without an interval."""
     low, high = row[f"{prefix}low"], row[f"{prefix}high"]
     return "–" if low is None else f"[{number(low, 3)}, {number(high, 3)}]"
 
 
 def random_halves(draws: int) -> list[ScorePart]:
-    """Return both halves that each random involution selects."""
+    """Return the two halves of scores for each random involution."""
     halves = []
     for draw in range(draws):
         halves.append(mixed("random", 1, 0, "involution", draw))
@@ -510,7 +511,7 @@ def _directions(draws: int) -> list[PartDirection]:
 
 @dataclass(frozen=True)
 class ControlSize:
-    """Sizes ‖M‖² / ‖S‖² of a layer's controls, one for each involution."""
+    """Sizes ‖M‖² / ‖S‖² of a layer's controls, one size for each involution."""
 
     draws: tuple[float, ...]
 
@@ -521,20 +522,20 @@ class ControlSize:
 
     @property
     def distance(self) -> float:
-        """The absolute logarithm of the mean: 0 if the control is as large as the scores."""
+        """The absolute logarithm of the mean; 0 if the control is as large as the scores."""
         return abs(math.log(self.mean)) if self.mean else math.inf
 
     @property
     def is_near_enough(self) -> bool:
-        """True if the mean lies within a factor of `NEAR_ENOUGH` of 1."""
+        """True if the mean is within a factor of `NEAR_ENOUGH` of 1."""
         return self.distance <= math.log(NEAR_ENOUGH)
 
 
 class _PartLosses:
-    """Losses of parts, block by block, and the shares, slopes and curves of these losses.
+    """Losses of parts by block, and the shares, slopes and curves from these losses.
 
-    Construction runs the model on its text once, with whole scores: ``whole`` is the loss of each
-    block. This pass is not counted in the progress.
+    Construction runs the model on its text once, with unchanged scores: ``whole`` is the loss of
+    each block. The progress does not count this pass.
 
     Raises
     ------
@@ -555,8 +556,8 @@ class _PartLosses:
     def measure_controls(self, stacks: Sequence[str], draws: int) -> None:
         """Measure the inputs of all blocks, and make controls about as large as the scores.
 
-        In each layer, small second moments of the inputs are raised to the one of `LEAST_MOMENTS`
-        that brings the size of the control nearest to 1.
+        In each layer, small second moments of the inputs are raised to one of the shares
+        `LEAST_MOMENTS`, chosen such that the size of the control is nearest to 1.
         """
         self.mixer.measure_inputs(self._run)
         rows = []
@@ -590,7 +591,7 @@ class _PartLosses:
         return {layer: ControlSize(tuple(sizes)) for layer, sizes in by_layer.items()}
 
     def is_refused(self, place: ScorePlace, part: ScorePart) -> bool:
-        """Return whether a part is made with a control that is too small or too large."""
+        """Return whether a part needs a control that is too small or too large."""
         if part.mirror != "involution":
             return False
         sizes = self.control_size.filter(stack=place.stack)
@@ -599,7 +600,7 @@ class _PartLosses:
         return not sizes.select(_sizes_allowed().all()).item()
 
     def losses(self, place: ScorePlace, part: ScorePart) -> np.ndarray:
-        """Return the loss of each block with a part in a place."""
+        """Return the loss of each block, with a part in a place."""
         self.mixer.place, self.mixer.part = place, part
         return self._run()
 
@@ -611,7 +612,7 @@ class _PartLosses:
         return self.held_out.losses()
 
     def shares(self, place: ScorePlace, parts: Sequence[ScorePart]) -> list[dict[str, Any]]:
-        """Return a row for each part; losses of parts with the same name are averaged."""
+        """Return a row for each part; losses of parts with one name are averaged."""
         none = self.losses(place, NONE)
         draws_by_name: dict[str, list[np.ndarray]] = {"whole": [self.whole], "none": [none]}
         for part in parts:
@@ -675,7 +676,7 @@ class _PartLosses:
 
 
 def _with_interval(name: str, values: Float[np.ndarray, " blocks"]) -> dict[str, float]:
-    """Return the mean of values over blocks and the ends of the interval, as columns."""
+    """Return the mean of values over blocks, and the ends of its interval, as columns."""
     mean, reach = float(values.mean()), interval(values)
     return {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
 
@@ -701,8 +702,9 @@ def share_kept(
 ) -> tuple[float | None, float | None, float | None]:
     """Return the share of the explained loss that a part keeps, with a 95 % interval over blocks.
 
-    The share is (none − losses)/(none − whole), of means; the error is that of the ratio to first
-    order, block by block. None if the whole scores explain no more than chance between blocks.
+    The share is (none − losses)/(none − whole), with means over blocks. The error is the error of
+    this ratio to first order, from the single blocks. None if the unchanged scores explain no more
+    than chance between blocks.
 
     Examples
     --------
@@ -721,7 +723,7 @@ def share_kept(
 
 
 def _untrained(held_out: HeldOut, seed: int, family: FilePath | None) -> float | None:
-    """Return the loss that all scores explain in a new model: the zero of every share."""
+    """Return the loss that all scores explain in a new model, the zero point of every share."""
     model = fresh(held_out.model, seed)
     if model is None:
         return None

@@ -1,12 +1,12 @@
-"""A running model's attention next to the forms of its weights.
+"""Attention of a running model, for a comparison with the forms of its weights.
 
-Each use of a block is recorded: the inputs of its projections, and the attention that was observed.
-From inputs and weights the products of queries and keys are formed again; scale, mask and
-everything that the model added are read off the run.
+Each use of a block is recorded: the inputs of its projections, and the observed attention. The
+products of queries and keys are computed again from inputs and weights. Scale, mask and added terms
+are observed.
 
-If a family does not describe positions, or the model's attention shows only scores, the product
-itself is compared, without rotary positions. It is x_i W_q W_kᵀ y_jᵀ up to one factor, and up to
-what biases add to whole rows and columns, which centering both removes.
+If a family does not describe positions, or only scores are observed, the product is compared
+without rotary positions. The product is x_i W_q W_kᵀ y_jᵀ up to one factor and up to constants of
+rows and columns from biases. Centering of rows and columns removes these constants.
 
 Axes: B texts, H query heads, N tokens (I queries, J keys), D model width.
 """
@@ -44,7 +44,7 @@ OBSERVED = ("relative", "disentangled", "mask")
 
 
 class Attention(NamedTuple):
-    """One observed attention, whole, on the host (B, H, I, J)."""
+    """One observed attention in one array, on the host (B, H, I, J)."""
 
     weights: np.ndarray
     logits: np.ndarray | None  # None if only scores were observed
@@ -55,9 +55,9 @@ class Attention(NamedTuple):
     other_scores: np.ndarray | None = None
 
     def parts(self, queries: int, keys: int) -> Iterator[Attention]:
-        """Yield the parts of a joint attention that one stream's queries and keys may be.
+        """Yield the parts of a joint attention that may belong to one stream's queries and keys.
 
-        The tokens of a stream are the first of all tokens, or the last.
+        The tokens of a stream are the first or the last of all tokens.
         """
         if self.logits is None:
             return
@@ -77,7 +77,7 @@ class Attention(NamedTuple):
 
 
 def _ranges_of_stream(tokens: int, all_tokens: int) -> list[slice]:
-    """Return the ranges in which the tokens of a stream may lie: the first, or the last of all."""
+    """Return the possible ranges of a stream's tokens: the first, or the last of all tokens."""
     if tokens > all_tokens:
         return []
     starts = sorted({0, all_tokens - tokens})
@@ -85,7 +85,7 @@ def _ranges_of_stream(tokens: int, all_tokens: int) -> list[slice]:
 
 
 class Application(NamedTuple):
-    """One use of one block's attention; windows of a picture count as examples."""
+    """One use of a block's attention; windows of an image count as examples."""
 
     query_input: np.ndarray  # (B, I, D)
     key_input: np.ndarray  # (B, J, D)
@@ -101,7 +101,7 @@ class Application(NamedTuple):
 
     @property
     def observed_heads(self) -> int | None:
-        """Number of heads of an observed attention of all queries and keys; None without one."""
+        """Number of heads of an observed attention of all queries and keys; None if unobserved."""
         if self.query_input.ndim != 3 or self.key_input.ndim != 3:
             return None
         batch, queries, _ = self.query_input.shape
@@ -126,7 +126,7 @@ class Application(NamedTuple):
 
 
 def whole(call: ObservedCall) -> Attention:
-    """Return an observed attention with the axes (B, H, I, J), in one piece."""
+    """Return an observed attention with the axes (B, H, I, J), as one tile."""
     import torch
 
     batch, heads, queries, keys = call.shape
@@ -153,14 +153,14 @@ def whole(call: ObservedCall) -> Attention:
 def recording(
     model: Any, plans: Sequence[AttentionPlan], live: Sequence[AttentionPlan]
 ) -> Iterator[list[list[Application]]]:
-    """Yield records of the plans' blocks, which fill while the model runs.
+    """Yield records of the plans' blocks, which are filled while the model runs.
 
     Parameters
     ----------
     model
-        The `nn.Module` that runs.
+        The running `nn.Module`.
     plans
-        Plans of the checkpoint, whose blocks are recorded.
+        Plans of the checkpoint's blocks to record.
     live
         Plans of the model in memory.
 
@@ -220,7 +220,7 @@ def _application(call: AttentionCall, calls: Sequence[ObservedCall]) -> Applicat
 def require_records(
     model: Any, plans: Sequence[AttentionPlan], records: Sequence[Sequence[Application]]
 ) -> None:
-    """Raise `UnknownFamily` if a block's attention was not run, or not returned."""
+    """Raise `UnknownFamily` if a block's attention did not run, or was not observed."""
     silent = [plan for plan, record in zip(plans, records, strict=True) if not record]
     if silent:
         raise UnknownFamily(
@@ -234,8 +234,8 @@ def fitted(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return inputs of queries (B, I, D) and keys (B, J, D) in the shape of an attention.
 
-    Tokens may come first, or last, as for convolutions; windows of a picture are examples; several
-    streams may stand behind the first. None if the inputs do not fit.
+    Tokens may be the first or, as for convolutions, the last axis. Windows of an image are
+    examples. Several streams may follow the first. None if the inputs do not fit.
     """
     inputs = (application.query_input, application.key_input)
     sides, shortened = [], set()
@@ -256,7 +256,7 @@ def fitted(
 
 
 def beyond(plan: AttentionPlan, length: int) -> str:
-    """Return why a text of this length has another score than the plan's; empty if it has not."""
+    """Return why the score of a text of this length differs from the plan; else empty."""
     if plan.longest is None or length <= plan.longest:
         return ""
     where = f"beyond {plan.longest} tokens, " if plan.longest else ""
@@ -264,9 +264,9 @@ def beyond(plan: AttentionPlan, length: int) -> str:
 
 
 def allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
-    """Return the pairs (I, J) in which a query may attend to a key, of distances i − j.
+    """Return a mask (I, J) of the pairs of a query and a key with attention, from distances i − j.
 
-    The first key is the text's first token.
+    The first key is the first token of the text.
     """
     shown = distance >= 0 if plan.causal else np.ones_like(distance, dtype=bool)
     if plan.window is None:
@@ -282,7 +282,7 @@ def alibi(plan: AttentionPlan, heads: int, distance: np.ndarray) -> np.ndarray:
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Return the loss of score of each head (H,) for a token of distance (Press et al., 2022).
+    """Return the decrease of the score for each token of distance, (H,) (Press et al., 2022).
 
     Examples
     --------
@@ -309,8 +309,9 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
 def form_difference(block: Block, application: Application | None) -> float | None:
     """Return the largest difference of a product from the form's, relative to the largest product.
 
-    Of the observed products the closest counts; None if none is of all heads, queries and keys.
-    Where the form is known to be a part of the score alone, another product proves nothing.
+    Among several observed products, the closest is used. None if no product is of all heads,
+    queries and keys. If the form is known to be only a part of the score, a different product
+    proves nothing.
     """
     if application is None:
         return None
@@ -336,7 +337,7 @@ def form_difference(block: Block, application: Application | None) -> float | No
 
 
 def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the parts of joint products that one stream's queries and keys may be."""
+    """Yield the parts of joint products that may belong to one stream's queries and keys."""
     queries, keys = x.shape[-2], y.shape[-2]
     for product in products:
         *_, all_queries, all_keys = product.shape
@@ -348,11 +349,11 @@ def _parts_of(products: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray) -> I
 def _expected_products(
     block: Block, x: np.ndarray, y: np.ndarray, key_count: int
 ) -> Iterator[np.ndarray]:
-    """Yield the forms' products (B, H, I, J) of inputs, for J = ``key_count`` keys in each text.
+    """Yield the forms' products (B, H, I, J) of inputs, with J = ``key_count`` keys in each text.
 
-    The module may have split or joined the texts of its input, so the batch B follows from J. The
-    second product, if there is one, is that of inputs with the tokens before the texts, (N, B, D).
-    Nothing is yielded if widths do not fit, or if the texts cannot all have J keys.
+    The module may have split or joined the texts of its input. Therefore the batch B follows from
+    J. The second product, if any, is for inputs with tokens before texts, (N, B, D). Nothing is
+    yielded if widths do not fit, or if the texts cannot all have J keys.
     """
     query_width, key_width = block.groups.widths
     x, y = _with_tokens_first(x, query_width), _with_tokens_first(y, key_width)
@@ -374,7 +375,7 @@ def _expected_products(
 
 
 def _with_tokens_first(states: np.ndarray, width: int) -> np.ndarray:
-    """Return inputs (B, N, D); a convolution's inputs are (B, D, N)."""
+    """Return inputs (B, N, D); inputs of a convolution are (B, D, N)."""
     has_tokens_last = states.ndim == 3 and states.shape[-1] != width == states.shape[1]
     return states.swapaxes(1, 2) if has_tokens_last else states
 
@@ -382,7 +383,7 @@ def _with_tokens_first(states: np.ndarray, width: int) -> np.ndarray:
 def _of_size(
     products: tuple[np.ndarray, ...], expected: np.ndarray, batch: int
 ) -> Iterator[np.ndarray]:
-    """Yield the products of the expected size, in its shape.
+    """Yield the products of the expected size, in the expected shape.
 
     Parameters
     ----------
@@ -392,7 +393,7 @@ def _of_size(
         The forms' products, (texts, H, I, J).
     batch
         Number of texts in the module's input, B. The module may split a text into windows, or
-        compute the product of each text on its own.
+        compute the product of each text separately.
     """
     texts, heads, queries, keys = expected.shape
     with_keys = [
@@ -415,8 +416,8 @@ def _of_size(
 def product_difference(expected: np.ndarray, product: np.ndarray) -> float:
     """Return the difference of centered products beyond rounding, relative to the largest.
 
-    The expected products are first multiplied by the factor that brings them nearest. NaN if the
-    observed product is noise.
+    The expected products are first multiplied by the best-fitting factor. NaN if the observed
+    product is noise.
     """
     rounding = ROUNDING * np.abs(product).max()
     expected, product = _centered(expected), _centered(product)
@@ -431,6 +432,6 @@ def product_difference(expected: np.ndarray, product: np.ndarray) -> float:
 
 
 def _centered(products: np.ndarray) -> np.ndarray:
-    """Return products (B, H, I, J) less the means of their rows, then those of their columns."""
+    """Return products (B, H, I, J) minus the means of their rows, then of their columns."""
     products = products - products.mean(axis=-1, keepdims=True)
     return np.asarray(products - products.mean(axis=-2, keepdims=True))

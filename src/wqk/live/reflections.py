@@ -1,9 +1,10 @@
 """Random involutions of attention inputs that keep the inputs' second moments.
 
-The control of ``wqk parts`` compares the scores S = x W xᵀ with M = (x R′) Wᵀ (x R′)ᵀ. A random
-orthogonal involution R would turn W away from the few directions in which inputs lie, and M would
-nearly vanish. With the second moments C = E[xᵀx] of a block's inputs, R′ = C^-½ R C^½ is an
-involution as well, and x R′ has the second moments C again: M is about as large as S.
+The control of ``wqk parts`` compares the scores S = x W xᵀ with M = (x R′) Wᵀ (x R′)ᵀ. With a
+random orthogonal involution R instead of R′, M would nearly vanish, because inputs lie in few
+directions that R does not keep. With the second moments C = E[xᵀx] of a block's inputs, R′ = C^-½ R
+C^½ is also an involution, and x R′ also has the second moments C. Therefore M is about as large as
+S.
 
 Axes: D width.
 """
@@ -44,7 +45,7 @@ class InputRoots:
 def input_roots(
     moments: Float[np.ndarray, "D D"], least_moment: float = LEAST_MOMENTS[0]
 ) -> InputRoots:
-    """Return the square roots of second moments, those below a share of the largest raised to it.
+    """Return the square roots of second moments; small moments are raised to a least share.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""A model, run by `transformers` in double precision with its attention recorded.
+"""Run a model in double precision with `transformers`, and record its attention.
 
-Inputs are random tokens, images and sounds of the right size.
+By default, inputs are random tokens, images and sounds of the right size.
 
 Axes: B examples, H query heads, N tokens (I queries, J keys), D width, C channels, S side of a
 picture.
@@ -61,7 +61,7 @@ BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel"
 
 
 class InputRequest(NamedTuple):
-    """Input that a model is to read: given tokens, or random ones."""
+    """A requested input of a model: given tokens, or random input."""
 
     tokens: Sequence[int] | None  # of one text; None for random texts
     length: int  # number of random tokens, or of frames of a sound
@@ -69,19 +69,19 @@ class InputRequest(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """Number of texts, pictures or sounds."""
+        """Number of texts, images or sounds."""
         return EXAMPLES if self.tokens is None else 1
 
     def normal(self, *shape: int) -> np.ndarray:
-        """Random numbers of this shape for each example."""
+        """Return random numbers of this shape for each example."""
         return self.random.standard_normal((self.examples, *shape))
 
 
 def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
-    """Return the model's main input, and a text to continue if there is a decoder.
+    """Return the model's main input, and for a model with a decoder, the text for the decoder.
 
-    Raises `UnknownFamily` if no rule makes the model's input, and `FormError` if there are more
-    tokens than the model has positions for.
+    Raises `UnknownFamily` if no rule defines the model's input, and `FormError` if the tokens are
+    more than the model's positions.
     """
     import torch
 
@@ -124,7 +124,7 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
 
 
 def most_positions(model: Any) -> int | None:
-    """Return the number of tokens that a model has positions for; None if unknown."""
+    """Return the number of positions of a model; None if unknown."""
     learned = learned_positions(model)
     if learned is not None:
         return learned
@@ -136,7 +136,7 @@ def most_positions(model: Any) -> int | None:
 
 
 def learned_positions(model: Any) -> int | None:
-    """Return the number of tokens that a table of positions has rows for; None without a table."""
+    """Return the number of rows in a table of positions; None without a table."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
             # RoBERTa counts positions from that of the padding token.
@@ -154,7 +154,7 @@ def text_config(config: Any) -> Any:
 
 
 def token_input(config: Any, request: InputRequest) -> Inputs:
-    """Return the given text; or two random ones, the second of which is shorter and padded."""
+    """Return the given text, or two random texts; the second text is shorter and padded."""
     if request.tokens is not None:
         numbers = np.asarray([request.tokens], np.int64)
         return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
@@ -169,7 +169,7 @@ def token_input(config: Any, request: InputRequest) -> Inputs:
 
 
 def image_input(config: Any, request: InputRequest) -> Inputs:
-    """Return random pictures (B, C, S, S), one for each text."""
+    """Return random images (B, C, S, S), one for each text."""
     part = getattr(config, "vision_config", config)
     size = getattr(part, "image_size", None) or SIDE
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -177,7 +177,7 @@ def image_input(config: Any, request: InputRequest) -> Inputs:
 
 
 def patches_input(config: Any, request: InputRequest) -> Inputs:
-    """Return the patches (T, values) of a picture, and the numbers of rows and columns."""
+    """Return the patches (T, values) of an image, and the numbers of rows and columns."""
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
     pixels = request.random.standard_normal((PATCHES[0] * PATCHES[1], values))
@@ -189,12 +189,12 @@ def patches_input(config: Any, request: InputRequest) -> Inputs:
 
 
 def text_and_image_input(config: Any, request: InputRequest) -> Inputs:
-    """Return a text and a picture for each."""
+    """Return texts, and an image for each text."""
     return token_input(config, request) | image_input(config, request)
 
 
 def sound_input(config: Any, request: InputRequest) -> Inputs:
-    """Random sounds, just long enough for ``length`` frames after the model's convolutions."""
+    """Return random sounds that result in ``length`` frames after the model's convolutions."""
     samples = request.length
     for width, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
         samples = (samples - 1) * stride + width
@@ -202,12 +202,12 @@ def sound_input(config: Any, request: InputRequest) -> Inputs:
 
 
 def spectrogram_input(config: Any, request: InputRequest) -> Inputs:
-    """Random spectrograms of the one size that the model sees as a picture."""
+    """Return random spectrograms of the model's fixed size."""
     return {"input_values": request.normal(config.max_length, config.num_mel_bins)}
 
 
 def spectrum_input(config: Any, request: InputRequest) -> Inputs:
-    """Random spectra: of the one length that Whisper takes, or four frames for each token."""
+    """Return random spectra, of the fixed length of Whisper, or with four frames for each token."""
     part = getattr(config, "audio_config", config)
     bins = next((getattr(part, key) for key in BINS if getattr(part, key, None)), 80)
     longest: Any = getattr(part, "max_source_positions", None)
@@ -237,7 +237,7 @@ PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 class ModelRun(NamedTuple):
-    """Records of a model's pass."""
+    """Records of one pass of a model."""
 
     records: list[list[Application]]  # every application of the attention of each plan
     failures: list[str]  # parts of the model that could not be run, and why
@@ -257,10 +257,10 @@ def run(
 ) -> ModelRun:
     """Run a model once; arguments and errors as for `wqk.live.verification.verify`.
 
-    ``adapter`` is the one that ``ref`` names, if it does not name a model.
+    ``adapter`` is the adapter at ``ref``, if ``ref`` is not a model.
 
-    With ``flat``, rotary positions are removed: every sine is 0, every cosine 1. Some models
-    compute their tables of positions when they are loaded, so each run loads the model.
+    With ``flat``, rotary positions are removed: every sine is 0, every cosine 1. Because some
+    models compute their tables of positions on loading, each run loads the model.
     """
     if not isinstance(ref, str | os.PathLike) or Path(ref).is_file():
         raise CheckpointError(
@@ -311,9 +311,9 @@ WITHOUT_VOCABULARY = re.compile(r'"model_type"\s*:\s*"(canine|perceiver)"')
 
 
 def lack_of_tokenizer(folder: Path) -> str:
-    """Return why a model's folder has no tokenizer; empty if it may have one, or is no such folder.
+    """Return the reason why a model's folder has no tokenizer; empty if it may have one.
 
-    No library is loaded.
+    Without a config.json, the reason is empty. No library is loaded.
     """
     config = folder / "config.json"
     if not config.is_file():
@@ -333,18 +333,18 @@ def run_module(
     flat: bool = False,
     exact: bool = True,
 ) -> ModelRun:
-    """Run a module once with its own batch, and record its blocks.
+    """Run a module once with its batch, and record its blocks.
 
     Parameters
     ----------
     module, plans
         The `nn.Module`, and the plans of its blocks.
     batch
-        The arguments that the module is called with, as for `run_batch`.
+        The arguments of the module, as for `run_batch`.
     flat
-        Whether to remove rotary positions, by tables whose angles are zero.
+        Whether to remove rotary positions by setting all angles of tables to zero.
     exact
-        Whether code that asks for float32 is given float64.
+        Whether code that requests float32 gets float64.
     """
     import torch
 
@@ -362,9 +362,9 @@ def run_module(
 
 
 def _without_rotations(module: Any) -> Any:
-    """Return a copy, with the same parameters, whose tables of rotary positions turn nothing.
+    """Return a copy with the same parameters and without rotary positions in tables.
 
-    A copy, since some modules keep what they computed from their tables (Qwen-Image).
+    A copy is necessary because some modules store results computed from their tables (Qwen-Image).
     """
     import torch
 
@@ -378,7 +378,7 @@ def _without_rotations(module: Any) -> Any:
 
 
 def _unturned(name: str, table: Any, kind: str) -> Any:
-    """Return a table of sines and cosines with all angles zero; other tensors as they are."""
+    """Return a table of sines and cosines with all angles zero; other tensors are unchanged."""
     import torch
 
     tables = {"cos", "sin"}.intersection(name.split("_"))
@@ -394,7 +394,7 @@ def _unturned(name: str, table: Any, kind: str) -> Any:
 
 @contextmanager
 def flattened(flat: bool) -> Iterator[None]:
-    """Set the angles of rotary positions to zero, as models compute them, if this is ``flat``."""
+    """Set the angles of rotary positions to zero where models compute them, if ``flat``."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -423,7 +423,7 @@ def flattened(flat: bool) -> Iterator[None]:
 
 
 def run_batch(module: Any, batch: Any) -> Any:
-    """Return a module's output for a batch: arguments by name, in order, or a single one."""
+    """Return a module's output for a batch: arguments by name, in order, or a single argument."""
     with slow_path():
         try:
             if isinstance(batch, Mapping):
@@ -442,16 +442,16 @@ def _run_all(
     blocks: Sequence[tuple[str, Sequence[Application]]],
     make_inputs: Callable[[Any], dict[str, Any]],
 ) -> list[str]:
-    """Run the model, and then each model in it none of whose blocks ran.
+    """Run the model, and then each nested model without recorded blocks.
 
     Parameters
     ----------
     model
         The model.
     blocks
-        Names of the blocks' query tensors, with the records of the blocks.
+        Records of the blocks, by the names of their query tensors.
     make_inputs
-        Makes the inputs of a model.
+        Function that makes the inputs of a model.
 
     Returns
     -------
@@ -461,7 +461,7 @@ def _run_all(
     Raises
     ------
     Exception
-        The first error of the models' own code, if no block ran.
+        The first error of the models' code, if no block ran.
     """
     import torch
 
@@ -485,7 +485,7 @@ def _run_all(
 
 
 def _reports_attention(model: Any) -> bool:
-    """Return whether a model takes the argument ``output_attentions``."""
+    """Return whether a model has the argument ``output_attentions``."""
     parameters = inspect.signature(model.forward).parameters
     takes_any_name = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -494,7 +494,7 @@ def _reports_attention(model: Any) -> bool:
 
 
 def models_within(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the model, then the `transformers` models in it, with prefixes of parameters."""
+    """Yield the model and its nested `transformers` models, with prefixes of parameters."""
     from transformers import PreTrainedModel
 
     yield "", model
@@ -505,7 +505,7 @@ def models_within(model: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Show no progress bars and no warnings, such as those about missing heads of models."""
+    """Hide progress bars and warnings, such as warnings about missing heads of models."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -523,9 +523,10 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Give float64 to code that asks PyTorch for float32.
+    """Make requests for float32 in PyTorch return float64.
 
-    Models compute rotary angles and the softmax in float32 by name, whatever their weights are.
+    Models request float32 for rotary angles and the softmax, independent of the type of their
+    weights.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -565,15 +566,15 @@ def load_model(
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the model in float64, with observable attention; without its head if possible.
 
-    Also return the names of weights of layers and embeddings that the checkpoint lacks, which
-    transformers draws at random.
+    Also return the names of weights of layers and embeddings that the checkpoint lacks;
+    transformers draws these weights at random.
 
     Raises
     ------
     UnknownFamily
         The installed transformers has no code for the model type.
     CheckpointError
-        There is no config.json.
+        The checkpoint has no config.json.
     MissingPackage
         PEFT, which merges adapters, is not installed.
     """
@@ -605,9 +606,9 @@ def load_model(
 
 
 def _config_of(checkpoint: Checkpoint, family: Family, source: Mapping[str, Any]) -> Any:
-    """Return the configuration with which `transformers` runs a checkpoint.
+    """Return the configuration for `transformers` to run a checkpoint.
 
-    ``source`` are the arguments of ``from_pretrained`` that name the checkpoint. Errors are those
+    ``source`` contains the arguments of ``from_pretrained`` for the checkpoint. Raises the errors
     of `load_model`.
     """
     from transformers import CONFIG_MAPPING
@@ -638,7 +639,7 @@ def _config_of(checkpoint: Checkpoint, family: Family, source: Mapping[str, Any]
 def load_pretrained(kind: Any, /, *ref: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Return a saved model of `transformers`, and the weights that did not fit.
 
-    No code of a repository is ever run.
+    Code of a repository is never run.
     """
     model, report = kind.from_pretrained(
         *ref, output_loading_info=True, trust_remote_code=False, **options

@@ -1,10 +1,10 @@
-"""Scores of a model while it trains: its queries and keys, located once and copied for every look.
+"""Scores of a model in training: its queries and keys, found once and copied for each scoring.
 
 If parameters are sharded (FSDP 2, or any other DTensor), copying is a collective operation: all
-processes gather one tensor after the other, and only the first keeps them.
+processes gather the tensors one by one, and only the first process keeps them.
 
 Terms of the loss can pull the forms toward symmetry, or toward skew-symmetry. The paper's two
-ratios are functions of the symmetry s of a form M alone:
+ratios are functions of the symmetry s of a form M:
 
 =============  ===========================  ===========  ==================
 kind           ratio                        in s         least, at
@@ -13,9 +13,9 @@ kind           ratio                        in s         least, at
 ``skew``       ‖M‖² / ‖M_n‖² (S148)         2/(1 − s)    1, at s = −1
 =============  ===========================  ===========  ==================
 
-(The paper says that S148 leads to s = 0.) Each has a pole at the other end, where the denominator
-vanishes. `FLOOR` is added to it, 2/(1 ± s + FLOOR), so that value and gradient stay finite: the
-value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
+(According to the paper, S148 leads to s = 0.) Each ratio has a pole at the opposite end, where the
+denominator vanishes. The denominator is 1 ± s + `FLOOR`, so that value and gradient stay finite:
+the value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class Snapshot(Checkpoint):
-    """Queries and keys after some step, on the host and in the model's own types.
+    """Queries and keys after some step, on the host and in the types of the model.
 
     ``non_finite`` names the tensors with NaN or infinite entries, which are stored as zeros.
     """
@@ -76,7 +76,7 @@ class Snapshot(Checkpoint):
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Return the copies of these parts, in float32, or in float64 if the model's are."""
+        """Return the copies of these parts, in float32, or in float64 for a float64 model."""
         copies = (self._copies[part] for part in parts)
         return [(copy if copy.element_size() == 8 else copy.float()).numpy() for copy in copies]
 
@@ -102,7 +102,7 @@ class Tracker:
     RunError
         The parameters are flattened (FSDP 1) or partitioned between steps (ZeRO stage 3).
     CheckpointError
-        The parameters are no floating-point numbers, or have an adapter that is not plain LoRA.
+        The parameters are not floating-point numbers, or have an adapter that is not plain LoRA.
     """
 
     def __init__(self, model: Any, name: str, with_norms: bool = False) -> None:
@@ -126,9 +126,9 @@ class Tracker:
                 require_plain_lora(self._weights.adapted[tensor], tensor)
 
     def snapshot(self, step: int) -> Snapshot | None:
-        """Copy the queries and keys; None in all processes of a distributed run but the first.
+        """Copy the queries and keys; in a distributed run, None in all processes except the first.
 
-        Every process of a run with sharded parameters has to call this at the same step.
+        In a run with sharded parameters, every process must call this method at the same step.
         """
         import torch
 
@@ -152,14 +152,14 @@ class Tracker:
 
 
 def is_first_process() -> bool:
-    """Return whether this is the process that scores and writes: the only one, or rank 0."""
+    """Return whether this process scores and writes: the only process, or rank 0."""
     from torch import distributed
 
     return not is_distributed() or distributed.get_rank() == 0
 
 
 def is_distributed() -> bool:
-    """Return whether this is one of several processes that train together."""
+    """Return whether several processes train together."""
     from torch import distributed
 
     return bool(distributed.is_available() and distributed.is_initialized())
@@ -204,9 +204,9 @@ LOGGED_SIZES = (
 
 
 def score_look(model: Model, snapshot: Snapshot, **options: Any) -> ScoreTable:
-    """Return the table that `wqk.scan` returns for the model; non-finite blocks are marked.
+    """Return the table of `wqk.scan` for the model; non-finite blocks are marked.
 
-    ``options`` are those of `wqk.scanning.scan.scan_model`.
+    ``options`` are options of `wqk.scanning.scan.scan_model`.
     """
     table = scan_model(model.on(snapshot), **options)
     return _blanked(table, [plan for plan in model.scored if not snapshot.is_finite(plan)])
@@ -220,10 +220,11 @@ def score_update(
     measures: Collection[str] = (),
     **options: Any,
 ) -> ScoreTable:
-    """Scores of the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
+    """Score the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
 
-    ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
-    difference are not the model's. Measures of the spectrum apply to the change as well.
+    ``symmetry_within_random`` is null, because it assigns dimensions to heads at random, and a
+    difference has other dimensions than the model. Measures of the spectrum also apply to the
+    change.
     """
     measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
 
@@ -240,9 +241,9 @@ def score_update(
 
 
 def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
-    """Return the table with the logits that were measured after this look; null without.
+    """Return the table with the logits that were measured after this look; else null.
 
-    Rows of logits that are not finite have the status ``non-finite``.
+    Rows with logits that are not finite have the status ``non-finite``.
     """
     plain = table.frame.drop(LOGITS, strict=False)
     measured = logits.frame.drop("module").drop_nulls("stack")
@@ -255,7 +256,7 @@ def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
 
 
 def logit_summary(table: ScoreTable, layers: bool = False) -> dict[str, float]:
-    """Return the numbers to log of measured logits: the largest, and `medians` of the rest."""
+    """Return numbers to log from logits: the largest logit, and `medians` of other columns."""
     largest: Any = table.layers.frame["max_logit"].fill_nan(None).max()
     summary: dict[str, float] = {}
     if largest is not None:
@@ -271,7 +272,7 @@ def medians(
 ) -> dict[str, float]:
     """Return medians over layers by name, such as ``symmetry_median``.
 
-    With several stacks or kinds of attention, names begin with these:
+    With several stacks or kinds of attention, names begin with stack and kind:
     ``decoder/cross/symmetry_median``.
 
     Parameters
@@ -281,9 +282,9 @@ def medians(
     prefix
         Beginning of the names of columns, such as ``update_``.
     layers
-        Whether to return the value of each layer as well: ``layer_03/symmetry``.
+        Whether to also return the value of each layer: ``layer_03/symmetry``.
     columns
-        Columns to summarize; by default the scores, and the sizes that were measured.
+        Columns to summarize; by default the scores and the measured sizes.
     """
     frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
     sizes = [name for name in LOGGED_SIZES if name in frame.columns]
@@ -306,7 +307,7 @@ def medians(
 
 
 def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
-    """Return the table with no scores for these blocks, and the status ``non-finite``."""
+    """Return the table with empty scores and the status ``non-finite`` for these blocks."""
     if not broken:
         return table
     blocks = pl.DataFrame(
@@ -329,11 +330,11 @@ FLOOR = 1e-4
 
 
 class Penalty:
-    """The mean penalty over a model's self-attention layers, as a function of its live weights.
+    """Mean penalty over a model's self-attention layers, as a function of its live weights.
 
-    Tensors are found once; a call forms each layer's factors from the parameters themselves, so
-    that gradients reach them. It computes in float32 even under autocast. The caller multiplies it
-    by a weight and adds it to the loss (S146).
+    Tensors are found once. A call computes each layer's factors from the parameters, with
+    gradients. It computes in float32 even under autocast. The caller multiplies the penalty by a
+    weight, and adds it to the loss (S146).
 
     Parameters
     ----------
@@ -345,16 +346,16 @@ class Penalty:
         Numbers of the penalized layers, in every stack; None for all.
     heads
         Whether to average over heads instead of layers. A layer's form can be symmetric although
-        those of its heads are not.
+        the forms of its heads are not.
 
     Raises
     ------
     FormError
-        There is no such kind.
+        The kind is unknown.
     UnknownFamily
         The model's queries and keys cannot be found.
     CheckpointError
-        The model has no such layers, or its weights are not loaded.
+        The model lacks these layers, or its weights are not loaded.
 
     Examples
     --------
@@ -387,8 +388,8 @@ class Penalty:
     def __call__(self) -> Float[Array, ""]:
         """Return the penalty of the current weights, a scalar tensor.
 
-        Zero forms, which have no symmetry, count as s = 0. `NonFiniteWeights` if a weight is NaN or
-        infinite.
+        Zero forms, which have no symmetry, count as s = 0. Raises `NonFiniteWeights` if a weight is
+        NaN or infinite.
         """
         import torch
 
@@ -398,7 +399,7 @@ class Penalty:
             return (2 / (1 + self._sign * scores + FLOOR)).mean()
 
     def _symmetry(self, plan: AttentionPlan) -> Float[Array, " forms"]:
-        """Return the symmetry of a block's layer, (1,), or of its heads, (H,); 0 of zero forms."""
+        """Return the symmetry of a block's layer, (1,), or of its heads, (H,); 0 for zero forms."""
         block = Block(self._parameters, plan)
         form = block.groups if self._heads else block.form
         scores: Any = symmetry(form)

@@ -1,4 +1,4 @@
-"""Statistics of attention by head: of logits over visible pairs, of weights over tokens.
+"""Statistics of attention by head: of logits over visible pairs, and of weights over tokens.
 
 Axes: B sequences, H query heads, I queries, J keys.
 """
@@ -36,7 +36,7 @@ class BlockLogits(NamedTuple):
     first_token_share: Float[np.ndarray, " heads"]
 
     def of_layer(self) -> dict[str, float]:
-        """Values of the layer: the largest logit, the most extreme one, and means over heads."""
+        """Return values of the layer: largest logit, most extreme logit, and means over heads."""
         means = {name: float(np.mean(getattr(self, name))) for name in self._fields}
         extreme = int(np.argmax(np.abs(self.extreme_logit)))
         return means | {
@@ -45,7 +45,7 @@ class BlockLogits(NamedTuple):
         }
 
     def of_head(self, head: int) -> dict[str, float]:
-        """Values of one head."""
+        """Return values of one head."""
         return {name: float(values[head]) for name, values in self._asdict().items()}
 
 
@@ -85,7 +85,7 @@ class HeadStatistics:
 
     @property
     def largest(self) -> torch.Tensor:
-        """The largest logit of each head, (H,); −∞ before any was seen."""
+        """The largest logit of each head, (H,); −∞ without logits."""
         return self._largest
 
     def add(self, call: ObservedCall, is_self: bool = True) -> None:
@@ -96,8 +96,8 @@ class HeadStatistics:
         call
             The attention.
         is_self
-            Whether queries and keys belong to the same tokens: a key that no query may see is then
-            padding, and the query in its place does not count.
+            Whether queries and keys belong to the same tokens. A key that is hidden from all
+            queries is then padding, and the query of this token does not count.
         """
         batch, _, queries, keys = call.shape
         visible_keys = call.visible_keys()
@@ -119,7 +119,7 @@ class HeadStatistics:
     def _add_tile(
         self, tile: Tile, visible: torch.Tensor | None, first: torch.Tensor | None
     ) -> None:
-        """Add a tile; hidden pairs do not count, nor do rows without a visible pair.
+        """Add a tile, without hidden pairs and rows without a visible pair.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class HeadStatistics:
         counts = pairs > 0  # the rows that count
 
         def total(values: torch.Tensor) -> torch.Tensor:
-            """Sum of values of rows (B, H, I) over the rows that count, (H,)."""
+            """Return the sum of values (B, H, I) over the rows that count, (H,)."""
             return values.masked_fill(~counts, 0).sum(ALL_ROWS, dtype=torch.float64)
 
         self._rows += counts.sum(ALL_ROWS)
@@ -163,21 +163,20 @@ class HeadStatistics:
         pairs: torch.Tensor,
         shown: torch.Tensor | None,
     ) -> None:
-        """Add logits, given as their distance from the highest of their row; it is overwritten.
+        """Add logits as distances from the highest of their row; the array is overwritten.
 
-        Within a row, sums are those of the distances in the type of the logits; rows are joined in
-        float64.
+        Within a row, distances are summed in the type of the logits; rows are joined in float64.
 
         Parameters
         ----------
         below
-            Logits less the highest of the row, (B, H, I, J).
+            Logits minus the highest logit of the row, (B, H, I, J).
         highest
             Highest logit of each row, (B, H, I).
         pairs
             Number of visible pairs of each row, (B, H, I).
         shown
-            1 for each visible pair, 0 for the others; None if all are visible.
+            1 for visible pairs, 0 for hidden pairs; None if all pairs are visible.
         """
         import torch
 
@@ -202,7 +201,7 @@ class HeadStatistics:
         self._join(total_pairs, mean, (within + between).sum(ALL_ROWS))
 
     def _join(self, pairs: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        """Join counts, means and squares around the mean, (H,), with those so far (Chan et al.)."""
+        """Join counts, means and squares around the mean, (H,), with earlier ones."""
         total_pairs = (self._pairs + pairs).clip(min=1)
         step = mean - self._mean
         self._mean = self._mean + step * pairs / total_pairs
@@ -244,10 +243,10 @@ class HeadStatistics:
 def _below_highest(
     values: torch.Tensor, shown: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values (B, H, I, J) less the highest visible value of their row, and the highest.
+    """Return values (B, H, I, J) minus the highest visible value of their row, and the highest.
 
-    Hidden pairs lie about 10³⁰ below the highest. Arithmetic is used where a mask would be natural:
-    PyTorch's ``masked_fill`` takes longer than all other steps together.
+    Hidden pairs are about 10³⁰ below the highest value. Arithmetic is used instead of a mask,
+    because PyTorch's ``masked_fill`` takes longer than all other steps together.
     """
     import torch
 
@@ -284,7 +283,7 @@ def _shares_of_weights(weights: torch.Tensor, first: torch.Tensor | None) -> Sha
 
 
 def _shares_of_scores(below: torch.Tensor, first: torch.Tensor | None) -> Shares:
-    """Return the shares of rows of scores, given as their distance from the highest."""
+    """Return the shares of rows of scores, from distances to the highest score."""
     exponentials = below.exp()
     total = exponentials.sum(-1)
     first_share = _weight_of_first(exponentials, first) / total
@@ -294,7 +293,7 @@ def _shares_of_scores(below: torch.Tensor, first: torch.Tensor | None) -> Shares
 
 
 def _weight_of_first(weights: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
-    """Weights of the first token (B, H, I), whose place may differ between sequences."""
+    """Return the weights of the first token (B, H, I); its place may differ between sequences."""
     if first is None:
         return weights[..., 0]
     place = first[:, None, None, None].expand(*weights.shape[:-1], 1)

@@ -1,12 +1,12 @@
-"""Origin of a softmax's input: the product of queries and keys, followed to the softmax.
+"""Trace a softmax's input back to the product of queries and keys.
 
 Attention that runs as plain operations is a batched product, some multiplications, additions and
-masks, and a softmax. A trace goes with the storage of each result: views keep the storage, so that
-transposing and splitting need no rules. A trace remembers the two factors of the product, what
-multiplied it, and where the product lies in the storage. Additions and masks only pass the trace
-on: what they did is the difference between the softmax's input and the product.
+masks, and a softmax. A trace belongs to the storage of a result: views share the storage, so that
+transposing and splitting need no rules. A trace contains the two factors of the product, its
+multipliers, and its location in the storage. Additions and masks keep the trace; their effect is
+the difference between the softmax's input and the product.
 
-A storage holds row r of the product, of N matrices of M rows each, at ``offset + r · stride``.
+A storage contains row r of the product, of N matrices of M rows each, at ``offset + r · stride``.
 
 Axes: N matrices, M rows, J columns, R inner width.
 """
@@ -29,25 +29,25 @@ KEPT = 16
 
 @dataclass(frozen=True)
 class Trace:
-    """A storage that holds a product of queries and keys, or the weights of a softmax.
+    """Trace of a storage with a product of queries and keys, or with weights of a softmax.
 
     Attributes
     ----------
     left, right
         Factors of the product, (N, M, R) and (N, R, J); None for weights.
     scale
-        Number that multiplies the product: a float, or a tensor of one entry.
+        Factor of the product: a float, or a tensor of one entry.
     factors
-        Tensors that multiply it besides, with the shape of what they met.
+        Further factors of the product, tensors with the shapes of the scores that they multiplied.
     scale_at_cap
-        The scale when a hyperbolic tangent was taken; None if none was.
+        The scale before a hyperbolic tangent; None without a hyperbolic tangent.
     offset, stride
-        Place of the first row in the storage, and distance of rows.
+        Offset of the first row in the storage, and distance of rows.
     undecided
-        For weights: the call of a softmax whose input was no product. It is attention if the
-        weights multiply something.
+        For weights: the call of a softmax whose input was not a product. The softmax is attention
+        if the weights multiply a tensor.
     place
-        Path of the module that ran when the trace began.
+        Path of the running module at the beginning of the trace.
     """
 
     left: torch.Tensor | None = None
@@ -62,12 +62,12 @@ class Trace:
 
     @property
     def is_product(self) -> bool:
-        """Return whether this is a product, and not the weights of a softmax."""
+        """Return whether the storage contains a product instead of weights of a softmax."""
         return self.left is not None
 
 
 class TracedScores(NamedTuple):
-    """Queries and keys behind the input of a softmax, with its leading axes."""
+    """Queries and keys of the input of a softmax, with its leading axes."""
 
     queries: torch.Tensor  # (..., I, R)
     keys: torch.Tensor  # (..., J, R)
@@ -78,12 +78,12 @@ class TracedScores(NamedTuple):
 
 
 class Tracer:
-    """Traces of the storages that hold products or weights.
+    """Traces of all storages with products or weights.
 
     Attributes
     ----------
     place
-        Path of the innermost module that runs.
+        Path of the innermost running module.
     """
 
     def __init__(self) -> None:
@@ -94,17 +94,17 @@ class Tracer:
         return bool(self._traces)
 
     def clear(self) -> None:
-        """Forget all traces, and the queries and keys that they hold."""
+        """Delete all traces, with their queries and keys."""
         self._traces.clear()
 
     def forget_within(self, path: str) -> None:
-        """Forget the traces that began in a module or in its parts: it has ended."""
+        """Delete the traces that began in a module or its parts, when the module ends."""
         for address, (_, trace) in list(self._traces.items()):
             if not path or f"{trace.place}.".startswith(f"{path}."):
                 del self._traces[address]
 
     def get(self, tensor: Any) -> Trace | None:
-        """Trace of a tensor's storage."""
+        """Return the trace of a tensor's storage; None without a trace."""
         if not self._traces or not _is_plain(tensor):
             return None
         entry = self._traces.get(tensor.untyped_storage()._cdata)
@@ -122,7 +122,7 @@ class Tracer:
             self._traces.popitem(last=False)
 
     def take_undecided(self, trace: Trace) -> ObservedCall | None:
-        """Return the undecided call of a trace once: then it is decided, in all of its traces."""
+        """Return the undecided call of a trace, and mark it as decided in all its traces."""
         call = trace.undecided
         if call is None:
             return None
@@ -140,7 +140,7 @@ class Tracer:
             self.put(product, trace)
 
     def follow(self, name: str, args: Any, output: Any, kwargs: Mapping[str, Any]) -> None:
-        """Pass a trace through an operation, if one of its inputs has one."""
+        """Pass the trace of an input of an operation on to the output."""
         rule = RULES.get(name)
         if rule is None or not _is_plain(output):
             return
@@ -163,14 +163,14 @@ class Tracer:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Return whether something is a tensor with a storage, and of no subclass."""
+    """Return whether a value is a tensor with a storage, and not of a subclass."""
     import torch
 
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
 
 
 def _same(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace:
-    """Rule of operations that add to the product, hide pairs, or copy it."""
+    """Return the same trace: for operations that add to the product, hide pairs, or copy."""
     return trace
 
 
@@ -185,9 +185,9 @@ def _divided(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> 
 
 
 def _scaled(trace: Trace, shape: Any, factor: Any, power: int) -> Trace:
-    """Return a trace multiplied by a number or a tensor to the power of 1 or −1.
+    """Return a trace multiplied by a number or a tensor, to the power of 1 or −1.
 
-    ``shape`` is that of the scores that are multiplied.
+    ``shape`` is the shape of the multiplied scores.
     """
     import torch
 
@@ -205,7 +205,7 @@ def _capped(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> T
 
 
 def _joined(trace: Trace, args: Any, kwargs: Mapping[str, Any], index: int) -> Trace | None:
-    """Rule of ``cat``: columns of sinks are put behind those of the product."""
+    """Return the trace after ``cat``, which appends columns of sinks to the product."""
     axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     return trace if axis in (-1, args[0][0].ndim - 1) else None
 
@@ -231,9 +231,9 @@ RULES: Mapping[str, Rule] = {
 
 
 def _moved(trace: Trace, source: Any, output: torch.Tensor) -> Trace | None:
-    """Return the trace of a new output: where the rows of its input lie in the output's storage.
+    """Return the trace of a new output, with the location of the rows in its storage.
 
-    None if the output's layout keeps the rows in no common distance.
+    None if the rows of the output are not at equal distances.
     """
     if not trace.is_product:
         return trace
@@ -268,7 +268,7 @@ def _traced(
 ) -> TracedScores | None:
     """Return queries and keys of a softmax's input, a view of the storage of a product.
 
-    None unless each row of the view is a row of the product, or the beginning or end of one.
+    None unless each row of the view is a row of the product, or the beginning or end of a row.
 
     Parameters
     ----------
@@ -277,7 +277,8 @@ def _traced(
     left, right
         Factors of the product, (N, M, R) and (N, R, J).
     scores
-        The input of the softmax, (..., I, columns). Columns beyond those of the product are sinks.
+        The input of the softmax, (..., I, columns). Columns beyond the columns of the product are
+        sinks.
     """
     count, rows_per_matrix, _ = left.shape
     *leading, query_count, columns = scores.shape
@@ -321,9 +322,9 @@ def _traced(
 def _rows_of_product(
     trace: Trace, scores: torch.Tensor, first_row: int, row_count: int
 ) -> torch.Tensor | None:
-    """Return the number of the product's row in each row of a view, (..., I).
+    """Return the number of the product's row for each row of a view, (..., I).
 
-    Rows are numbered through all matrices, from 0 to ``row_count`` − 1; the view begins in
+    Rows of all matrices are numbered consecutively, from 0 to ``row_count`` − 1; the view begins in
     ``first_row``. None if rows of the view begin at different columns, or lie outside the product.
     """
     import torch
@@ -352,7 +353,7 @@ def _broad(
     factor
         The factor.
     met
-        Shape of the scores that the factor multiplied, before these were split or joined.
+        Shape of the scores that the factor multiplied, before the scores were split or joined.
     shape
         Shape of the softmax's input.
     columns

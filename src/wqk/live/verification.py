@@ -1,13 +1,13 @@
-"""A model's own attention compared with attention recomputed from the weights as read.
+"""Comparison of a model's attention with attention recomputed from the weights as read.
 
 The inputs of a block's query and key projections are recorded while the model runs, and its
-attention is observed at the operation that computes it, whatever the kernel. Attention is
-recomputed from the inputs and from the weights that a family's rules select. A wrong tensor, head
-width, grouping, rotary order, scale or mask gives other numbers than the model's.
+attention is observed at the operation that computes it, for any kernel. Attention is recomputed
+from the inputs and from the weights that a family's rules select. With a wrong tensor, head width,
+grouping, rotary order, scale or mask, the result differs from the model's attention.
 
-Of a guess, scale and mask are read off the run: `Verification.family_file` is the guess with what
-was learned. If positions rotate queries and keys in a way that no family describes, the products of
-queries and keys are compared without positions.
+For a guess, scale and mask are observed: `Verification.family_file` is the guess with the observed
+facts. If positions rotate queries and keys in an unknown way, the products of queries and keys are
+compared without positions.
 
 Axes: B texts, H query heads, N tokens (I queries, J keys).
 """
@@ -99,7 +99,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class VerifiedBlock:
-    """One application of one block's attention, compared."""
+    """Comparison of one application of one block's attention."""
 
     derived: ClassVar = ("verdict",)
 
@@ -128,10 +128,10 @@ class VerifiedBlock:
 
     @property
     def verdict(self) -> str:
-        """``right``, ``form right``, or what keeps the block from being either.
+        """``right``, ``form right``, or the reason against both.
 
-        ``form right``: positions, mask and scale are not known, or the model does not report its
-        attention. ``only form right``: they are not what the family says.
+        ``form right``: positions, mask and scale are unknown, or the attention was not observed.
+        ``only form right``: positions, mask or scale contradict the family.
         """
         if self.difference is not None and self.difference <= self.tolerance:
             has_contrast = self.tolerance < self.contrast / MIN_CONTRAST
@@ -149,39 +149,39 @@ class VerifiedBlock:
 
     @property
     def has_other_heads(self) -> bool:
-        """Return whether the model attends with another number of heads than the family has."""
+        """Return whether the model's number of heads differs from the family's."""
         return self.observed_heads is not None and self.observed_heads != self.heads
 
     @property
     def ok(self) -> bool:
-        """Return whether the form is right and nothing contradicts the family."""
+        """Return whether the form is right and no observation contradicts the family."""
         return self.verdict in (RIGHT, FORM_RIGHT)
 
 
 @dataclass(frozen=True, repr=False)
 class Verification(Result):
-    """A checkpoint's blocks, compared with the running model.
+    """Comparison of a checkpoint's blocks with the running model.
 
     Attributes
     ----------
     checkpoint, family
-        Names.
+        Names of the checkpoint and of the family.
     blocks
-        One for each application of each block.
+        Comparisons of all applications of all blocks.
     failures
-        Parts of the model that were not measured, and why.
+        Parts of the model that were not measured, with reasons.
     precision
-        Of the model's pass.
+        Precision of the model's pass.
     rounded
         Buffers of a module in memory that are stored in half precision, such as tables of angles.
     drawn
         Weights of layers and embeddings that the checkpoint lacks; transformers draws them at
-        random. Attention is compared nevertheless, but its scores are not those of training.
+        random. Attention is still compared, but its scores differ from training.
     learned
-        Scale, mask and window of the blocks of a guess that is right, as they were observed.
+        Observed scale, mask and window of the blocks of a confirmed guess.
     family_file
-        The guess with what was learned, as a family file; empty if nothing was guessed, or the
-        guess is not right.
+        The guess with the observed facts, as a family file; empty without a guess, or if the guess
+        was not confirmed.
     """
 
     derived: ClassVar = ("ok", "verdict", "result", "difference")
@@ -206,18 +206,18 @@ class Verification(Result):
 
     @property
     def verdict(self) -> str:
-        """The worst of the blocks' verdicts."""
+        """The worst verdict of all blocks."""
         return min((block.verdict for block in self.blocks), key=list(VERDICTS).index)
 
     @property
     def difference(self) -> float:
-        """Largest difference of a probability; NaN where no block reports any."""
+        """Largest difference of a probability; NaN if no attention was observed."""
         reported = [block.difference for block in self.blocks if block.difference is not None]
         return max(reported, default=math.nan)
 
     @property
     def result(self) -> str:
-        """Sentence of the worst verdict."""
+        """Sentence about the worst verdict."""
         _, sentence = VERDICTS[self.verdict]
         result = sentence.format(difference=self.difference, precision=self.precision)
         block = next((block for block in self.blocks if block.has_other_heads), None)
@@ -238,7 +238,7 @@ class Verification(Result):
 
     @property
     def sentence(self) -> str:
-        """The checkpoint, and what was found."""
+        """The checkpoint, and the result."""
         return f"{self.checkpoint}: {self.result}"
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
@@ -263,8 +263,8 @@ class Verification(Result):
     def _table(self) -> Sheet:
         """Return a row for each application of a block.
 
-        Differences are of probabilities. Where these are not as the family says, there is a column
-        of differences of products, which depend on the form alone.
+        Differences are of probabilities. If probabilities contradict the family, a further column
+        contains differences of products, which depend only on the form.
         """
         has_products = any(block.form_difference is not None for block in self.blocks)
         differences = ["largest difference", *["of products"] * has_products]
@@ -314,7 +314,7 @@ class Verification(Result):
 
 
 def _difference(difference: float | None) -> str:
-    """Return a difference as text; an infinite one means that the weights fit no product."""
+    """Return a difference as text; "no fit" for infinity, if the weights fit no product."""
     if difference is None:
         return "–"
     return f"{difference:.1e}" if math.isfinite(difference) else "no fit"
@@ -331,7 +331,7 @@ def verify(
     seed: int = 0,
     tolerance: float | None = None,
 ) -> Verification:
-    """Run the model and compare its attention with the forms'.
+    """Run the model, and compare its attention with the forms.
 
     Where the family is guessed, positions and scale are not known: if they are not none and the
     usual one, only the products of queries and keys are compared. A guess about a module in memory
@@ -344,28 +344,28 @@ def verify(
     Parameters
     ----------
     ref
-        A folder as ``save_pretrained`` writes it, or a hub id, or a `Model` opened from one; of a
-        model, or of a LoRA adapter, which PEFT then merges into its base model.
+        A folder written by ``save_pretrained``, a Hub id, or a `Model` opened from one of these; a
+        model, or a LoRA adapter, which PEFT then merges into its base model.
     batch
-        For a module in memory, what it is called with: arguments by name, in order, or one. It is
+        Arguments of a module in memory: by name, in order, or a single argument. The module is
         copied, and runs in evaluation mode.
     text
-        Text that the model reads; random tokens by default.
+        Text for the model to read; by default, random tokens.
     tokens
-        Or their numbers.
+        Token ids, instead of a text.
     length
         Number of random tokens.
     seed
         Seed of the random tokens.
     tolerance
-        Largest difference of a probability that passes: by default 1e-9, as everything is computed
-        in float64, and 1e-5 for a module in memory, whose tables of positions are not; it runs in
-        float32 where its code takes no other numbers.
+        Largest accepted difference of a probability: by default 1e-9, because computations are in
+        float64, and 1e-5 for a module in memory, whose tables of positions are in float32. If the
+        code of a module requires float32, the module runs in float32.
 
     Raises
     ------
     UnknownFamily
-        No family knows the model, or `transformers` has no code for it.
+        The model's family is unknown, or `transformers` has no code for the model.
     CheckpointError
         The checkpoint cannot be read or run.
     MissingPackage
@@ -416,7 +416,7 @@ def verify(
 
 
 def _verify_module(opened: Model, batch: Any, tolerance: float) -> Verification:
-    """Verify a module in memory on a batch; in float32 where its code takes nothing else."""
+    """Verify a module in memory on a batch; in float32 if its code requires float32."""
     try:
         verification = _verify_copy(opened, batch, tolerance, exact=True)
     except CheckpointError as refusal:
@@ -433,7 +433,7 @@ def _verify_module(opened: Model, batch: Any, tolerance: float) -> Verification:
 
 
 def _verify_copy(opened: Model, batch: Any, tolerance: float, *, exact: bool) -> Verification:
-    """Verify a copy of a module on the host, in float64 where ``exact``, else in float32."""
+    """Verify a copy of a module on the host, in float64 if ``exact``, else in float32."""
     module = _copy_of(unwrapped(opened.ref)).cpu().eval()
     module = module.double() if exact else module.float()
     for part in module.modules():
@@ -454,10 +454,10 @@ def _verify_copy(opened: Model, batch: Any, tolerance: float, *, exact: bool) ->
 
 
 def _copy_of(module: Any) -> Any:
-    """Return a copy of a module, with the tensors that the module keeps of its last pass.
+    """Return a copy of a module, with the tensors that the module stores from its last pass.
 
-    Kept tensors may belong to a graph of gradients, and PyTorch copies no such tensors. A mode of
-    this thread detaches them; nothing of PyTorch is changed for others.
+    Stored tensors may belong to a graph of gradients, and PyTorch cannot copy such tensors. A mode
+    for this thread detaches them, without changes for other threads.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -475,16 +475,16 @@ def _copy_of(module: Any) -> Any:
 
 
 def _compare(model: Model, run_model: Callable[[bool], ModelRun], tolerance: float) -> Verification:
-    """Compare a run's blocks with their forms; where they differ, also without rotary positions.
+    """Compare a run's blocks with their forms; if they differ, also without rotary positions.
 
     Parameters
     ----------
     model
-        The model whose blocks are compared.
+        The model with the blocks to compare.
     run_model
-        Runs the model and records its blocks; with True, without rotary positions.
+        Function that runs the model and records its blocks; with True, without rotary positions.
     tolerance
-        Largest difference that passes.
+        Largest accepted difference.
     """
     records, failures, drawn = run_model(False)
     comparisons: list[tuple[VerifiedBlock, Learned | None]] = []
@@ -522,7 +522,7 @@ def _compare(model: Model, run_model: Callable[[bool], ModelRun], tolerance: flo
 
 
 def _on_host(batch: Any, exact: bool) -> Any:
-    """Return a batch's tensors on the host, its numbers in float64 or float32."""
+    """Return a batch with its tensors on the host, its numbers in float64 or float32."""
     if isinstance(batch, Mapping):
         return {name: _on_host(value, exact) for name, value in batch.items()}
     # Lists stay lists: some models distinguish them from tuples (Qwen-Image's sizes of pictures).
@@ -539,7 +539,7 @@ def _on_host(batch: Any, exact: bool) -> Any:
 
 
 class AttentionCheck(NamedTuple):
-    """An observed attention compared with the recomputed attention."""
+    """Comparison of an observed attention with the recomputed attention."""
 
     difference: float | None  # largest difference of a probability; None without any attention
     contrast: float  # largest distance of the observed attention from uniform
@@ -610,7 +610,7 @@ def _closest(block: Block, application: Application, sinks: np.ndarray | None) -
 
 
 def _misfit(plan: AttentionPlan, contrast: float) -> AttentionCheck:
-    """Return the check of an attention that the weights of a block do not fit."""
+    """Return the check of an attention that does not fit the weights of a block."""
     return AttentionCheck(
         difference=math.inf,
         contrast=contrast,
@@ -620,7 +620,7 @@ def _misfit(plan: AttentionPlan, contrast: float) -> AttentionCheck:
 
 
 def _attentions(plan: AttentionPlan, application: Application) -> Iterator[Attention]:
-    """Yield the observed attentions of a block; of joint attention, the block's part."""
+    """Yield the observed attentions of a block; for joint attention, the block's part."""
     for attention in application.attentions(plan.query.heads):
         if plan.rule.joint:
             queries, keys = application.query_input.shape[-2], application.key_input.shape[-2]
@@ -640,13 +640,13 @@ def _check(
     Parameters
     ----------
     block
-        The block whose weights are checked.
+        The block with the weights to check.
     attention
         The observed attention, (B, H, I, J).
     inputs
         Inputs of the queries, (B, I, D), and of the keys, (B, J, D).
     sinks
-        Scores of the heads' sinks, (H,); None without.
+        Scores of the heads' sinks, (H,); None without sinks.
     """
     plan, (x, y) = block.plan, inputs
     rows = _token_rows(plan, attention)
@@ -680,7 +680,7 @@ def _check(
 
 
 def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
-    """Return the terms added to scores: by the plan where distances give them, else as observed."""
+    """Return the terms added to scores: from the plan if distances suffice, else as observed."""
     _, heads, queries, keys = attention.weights.shape
     if not plan.position:
         return 0.0
@@ -691,9 +691,9 @@ def _added(plan: AttentionPlan, attention: Attention) -> np.ndarray | float:
 
 
 def _expected_mask(plan: AttentionPlan, attention: Attention) -> np.ndarray:
-    """Mask of the pairs that a plan shows: by causality and window, of keys that are no padding.
+    """Return the visible pairs of a plan: by causality, window and padding of keys.
 
-    The observed mask, if the plan does not determine it.
+    If the plan does not determine the mask, the observed mask is returned.
     """
     *_, queries, keys = attention.visible.shape
     if plan.window is not None and not plan.window.is_known:
@@ -706,7 +706,7 @@ def _expected_mask(plan: AttentionPlan, attention: Attention) -> np.ndarray:
 
 
 def _token_rows(plan: AttentionPlan, attention: Attention) -> np.ndarray:
-    """Mask of the rows (B, I) that count: not those of padding, nor those that see no key."""
+    """Return a mask (B, I) of rows, without padding and rows without visible keys."""
     visible = attention.visible
     sees_a_key = np.asarray(visible.any(axis=(1, 3)))
     if plan.kind == "cross" or visible.shape[-1] != visible.shape[-2]:
@@ -716,9 +716,9 @@ def _token_rows(plan: AttentionPlan, attention: Attention) -> np.ndarray:
 
 
 def _contrast(weights: np.ndarray) -> float:
-    """Return the largest distance of weights from uniform, over the keys with a positive weight.
+    """Return the largest distance of weights from uniform weights, over keys with positive weight.
 
-    Uniform weights have the same sum, which is below 1 where sinks take a share.
+    The uniform weights have the same sum, which is below 1 with sinks.
     """
     key_counts = np.maximum(1, (weights > 0).sum(axis=-1, keepdims=True))
     uniform = weights.sum(axis=-1, keepdims=True) / key_counts
@@ -728,7 +728,7 @@ def _contrast(weights: np.ndarray) -> float:
 def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) -> Learned:
     """Return scale, mask and window of a guess, from an observed attention.
 
-    ``products`` of queries and keys, (B, H, I, J), are those of the guess.
+    ``products`` are the products of queries and keys of the guess, (B, H, I, J).
     """
     visible = attention.visible
     *_, query_count, key_count = visible.shape
@@ -756,7 +756,7 @@ def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) ->
 
 
 def _learned_scale(plan: AttentionPlan, logits: np.ndarray | None, products: np.ndarray) -> float:
-    """Return the factor that makes products nearest to logits; the plan's if it is as near."""
+    """Return the factor that fits products best to logits; the plan's scale if it fits as well."""
     if logits is None:
         return plan.score_scale
     square_sum = float((products * products).sum())
