@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests import small
 from tools.mutating.mutants import data_mutants
 
 import wqk
-from wqk.errors import UnknownFamily
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.family import families, parse_family
 from wqk.families.model_types import default_values, part_types
 from wqk.families.rules import TENSOR_KEYS, AttentionRule
@@ -45,25 +47,25 @@ LATENT = (
 # Parts of family files that are wrong, and the message.
 WRONG_FILES = [
     ("nmae = 'toy'\nRULE", "unknown key 'nmae'; did you mean 'name'"),
-    ("RULE\nqeury = 'q'", "unknown key 'qeury' - at `PLACE`; did you mean 'query'"),
-    ("RULE\nzzzz = 1", "unknown key 'zzzz' - at `PLACE`; known are stack, kind"),
-    ("RULE\n[attention.rotary]\nordr = 1", "at `PLACE.rotary`; did you mean 'order'"),
-    ("RULE\n[attention.rotary]\nbase = 'b'", "field `order` - at `PLACE.rotary`"),
+    ("RULE\nqeury = 'q'", "unknown key 'qeury' in PLACE; did you mean 'query'"),
+    ("RULE\nzzzz = 1", "unknown key 'zzzz' in PLACE; known are stack, kind"),
+    ("RULE\n[attention.rotary]\nordr = 1", "in 'rotary' of PLACE; did you mean 'order'"),
+    ("RULE\n[attention.rotary]\nbase = 'b'", "missing key 'order' in 'rotary' of PLACE"),
     (
         "RULE\n[attention.rotary]\norder = 'half'\n"
         "kinds = { full = { parameters = 'main', base = 'b', sclaed = false } }",
-        "unknown key 'sclaed' - at `PLACE.rotary.kinds.*`; did you mean 'scaled'",
+        "unknown key 'sclaed' in 'rotary.kinds.*' of PLACE; did you mean 'scaled'",
     ),
     (
         "HEAD\n[[attention]]\nstack = 3\nquery = 'q{layer}'\nkey = 'k{layer}'",
-        "expected `str`, got `int` - at `PLACE.stack`",
+        "'stack' of PLACE: expected text, got a whole number",
     ),
-    ("RULE\ncausal = 1", "expected `bool`, got `int` - at `PLACE.causal`"),
-    ("RULE\nnorm_offset = true", "`float`, got `bool` - at `PLACE.norm_offset`"),
-    ("RULE\nwindow = ['w', 1]", "expected `str`, got `int` - at `PLACE.window\\[1\\]`"),
-    ("RULE\nrotary = 1", "at `PLACE.rotary`"),
-    ("RULE\nlayout = 'seperate'", "layout 'seperate'; expected one of .* - at `PLACE`"),
-    ("RULE\noutput = {a = 1}", "at `PLACE.output\\[0\\]`"),
+    ("RULE\ncausal = 1", "'causal' of PLACE: expected true or false, got a whole"),
+    ("RULE\nnorm_offset = true", "'norm_offset' of PLACE: expected a number, got true or"),
+    ("RULE\nwindow = ['w', 1]", "'window\\[1\\]' of PLACE: expected text, got a whole"),
+    ("RULE\nrotary = 1", "'rotary' of PLACE: expected a table"),
+    ("RULE\nlayout = 'seperate'", "PLACE: unknown layout 'seperate'; expected one of"),
+    ("RULE\noutput = {a = 1}", "'output\\[0\\]' of PLACE: expected text, got a table"),
     (
         "HEAD\n[[attention]]\nstack = 'encoder'\nquery = 'q{layer}'\nkey_bias = 'k{layer}'",
         "unknown key 'key_bias'",
@@ -75,7 +77,7 @@ WRONG_FILES = [
     ("HEAD\n[[attention]]\nstack = 'encoder'", "needs 'query' and 'key', or 'fused'"),
     ("RULE\nlayout = 'latent'", "'latent' lacks 'key_inner', 'key_inner_norm', 'content_width'"),
     ("LATENT\nquery_inner = 'd{layer}'", "'latent' lacks 'query_inner_norm'; expected"),
-    ("RULE\nfused = 'qkv{layer}'", "got both; remove one of them - at `PLACE`"),
+    ("RULE\nfused = 'qkv{layer}'", "PLACE: .*, got both; remove one of them$"),
     ("FUSED", "layout 'separate' is not that of a 'fused' tensor; expected sectioned \\(all"),
     ("FUSED\nlayout = 'fused'", "layout 'fused'; expected .*sectioned \\(all queries, then"),
     ("FUSED\nsections = [['query', '*'], ['key', '*']]", "'q', .* got 'query', 'key'; correct"),
@@ -91,17 +93,17 @@ WRONG_FILES = [
     ("RULE\nrotary_only = ['norms']", "unknown rotary_only 'norms'; expected one of norm, window"),
     ("RULE\nposition_uses = 'value'", "unknown position_uses 'value'; expected one of query"),
     ("RULE\nposition_uses_if = { keys = 'a' }", "unknown position_uses_if 'keys'"),
-    ("RULE\n[attention.rotary]\norder = 'pairs'", "'pairs'; .* - at `PLACE.rotary`"),
+    ("RULE\n[attention.rotary]\norder = 'pairs'", "'rotary' of PLACE: unknown order 'pairs'"),
     ("RULE\n[attention.rotary]\norder = 'half'\naxes = 0", "unknown axes 0; expected one of 1"),
     ("HEAD", "at least one \\[\\[attention\\]\\] table"),
-    ("model_types = 'toy'", "missing required field `name`"),
+    ("model_types = 'toy'", "missing key 'name'$"),
     ("name = ", "not valid TOML"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG_FILES)
 def test_what_is_wrong_is_named_with_its_place(text, message):
-    expected = message.replace("PLACE", r"\$\.attention\[0\]")
+    expected = message.replace("PLACE", r"the first \[\[attention\]\]")
     starts = {"LATENT": LATENT, "FUSED": FUSED, "RULE": RULE, "HEAD": HEAD}
     for name, start in starts.items():
         text = text.replace(name, start)
@@ -400,3 +402,28 @@ def test_tables_of_a_family_differ_only_where_their_models_do(common: str) -> No
         if any(value != known[0] for value in known):
             names.add(family.name)
     assert names == differing
+
+
+def test_an_absent_number_of_heads_is_answered_with_the_numbers_that_there_are(
+    tmp_path: Path,
+) -> None:
+    checkpoint = small.llama(layers=1)
+    config = {"depth": 1, "n_att": 4, "width": 24, "model_type": "homemade"}
+    rule = (
+        "[[attention]]\nstack = 'encoder'\nlayers = 'depth'\nheads = 'HEADS'\n"
+        "query = 'model.layers.{layer}.self_attn.q_proj'\n"
+        "key = 'model.layers.{layer}.self_attn.k_proj'\n"
+    )
+    messages = {
+        "n_heads": "=N; the configuration has depth (1), n_att (4), width (24)",
+        "n_atts": "=N; did you mean 'n_att'?",
+    }
+    path = tmp_path / "home.toml"
+    for key, advice in messages.items():
+        path.write_text("name = 'home'\n" + rule.replace("HEADS", key))
+        with pytest.raises(CheckpointError) as error:
+            wqk.open(StateDict(checkpoint._arrays, config, "tiny"), family=path)
+        assert f"config.json lacks {key}, which the family file names as 'heads'" in str(
+            error.value
+        )
+        assert str(error.value).endswith(advice)

@@ -9,12 +9,15 @@ from itertools import accumulate
 from typing import Any
 
 from wqk.checkpoints.checkpoint import as_number
-from wqk.errors import CheckpointError, shown
+from wqk.errors import CheckpointError, did_you_mean, shown
 from wqk.families.expressions import PLAIN_KEY, NotANumber, evaluate, holds, keys_in
 from wqk.families.model_types import default_values, part_types, switches, unread_keys
 
 # More heads or layers than this are a broken configuration, not a model. Lengths have no limit.
 LARGEST_COUNT = 100_000
+
+# A message lists at most this many numbers of a configuration.
+FEW_NUMBERS = 8
 
 # Classes that lift the causal mask of a decoder and keep its model type: LLM2Vec's, under both of
 # their names, the wrapper of DiffuGPT and DiffuLLaMA, and classes with "bidirectional" in their
@@ -129,6 +132,24 @@ class Config:
         value = self._evaluated(expression, look_up)
         is_set = any(self._look_up_in_file(name) is not None for name in names)
         return value if is_set else None
+
+    def near_whole_numbers(self, key: str) -> str:
+        """Return the end of a message on an absent number: a similar key, or the whole numbers.
+
+        The end is empty if the configuration has many whole numbers, and none under a similar key.
+
+        Examples
+        --------
+        >>> config = Config({"n_layers": 2, "n_att": 6, "causal": True})
+        >>> config.near_whole_numbers("n_layer"), config.near_whole_numbers("heads")
+        ("; did you mean 'n_layers'?", '; the configuration has n_layers (2), n_att (6)')
+        """
+        numbers = {name: value for name, value in self._in_file.items() if type(value) is int}
+        advice = did_you_mean(key, numbers)
+        if advice or not 0 < len(numbers) <= FEW_NUMBERS:
+            return advice
+        listed = ", ".join(f"{name} ({shown(value)})" for name, value in numbers.items())
+        return f"; the configuration has {listed}"
 
     def default(self, key: str) -> Any:
         """Return the value that `transformers` uses if the key is absent."""

@@ -82,6 +82,16 @@ def _mixers() -> Mapping[str, AttentionRule]:
 
 _types = cache(get_type_hints)
 
+# Values of TOML, by the names that msgspec has for their types.
+TYPES_OF_TOML = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
 # msgspec 0.22 crashes where two threads convert to one type for the first time.
 _CONVERTING = threading.Lock()
 
@@ -112,27 +122,74 @@ def _listed(value: Any, kind: Any) -> Any:
 
 
 def _with_advice(message: str) -> str:
-    """Return a message of msgspec in lower case; for an unknown key, with the likely key.
+    """Return a message of msgspec in words of family files; for an unknown key, with advice.
 
     Examples
     --------
     >>> _with_advice("Object contains unknown field `qeury` - at `$.attention[0]`")
-    "unknown key 'qeury' - at `$.attention[0]`; did you mean 'query'?"
+    "unknown key 'qeury' in the first [[attention]]; did you mean 'query'?"
+    >>> _with_advice("Expected `str`, got `int` - at `$.attention[1].window[1]`")
+    "'window[1]' of [[attention]] 2: expected text, got a whole number"
+    >>> _with_advice("Object missing required field `order` - at `$.attention[0].rotary`")
+    "missing key 'order' in 'rotary' of the first [[attention]]"
     """
-    match = re.match(r"Object contains unknown field `(.*?)`(.*)", message)
+    problem, _, path = message.partition(" - at `$.")
+    path = path.removesuffix("`")
+    match = re.fullmatch(r"Object (contains unknown|missing required) field `(.*?)`", problem)
     if match is None:
-        return message[0].lower() + message[1:]
-    key, place = match.groups()
-    table: type[msgspec.Struct] = Family
-    if ".rotary.kinds[" in place:
-        table = RotaryKind
-    elif ".rotary" in place:
-        table = RotaryRule
-    elif place:
-        table = AttentionRule
-    known = table.__struct_fields__
+        subject = f"{_place(path)}: " if path else ""
+        return subject + _in_types_of_toml(problem[0].lower() + problem[1:])
+    key = match[2]
+    place = f" in {_place(path)}" if path else ""
+    if match[1] == "missing required":
+        return f"missing key {key!r}{place}"
+    known = _table_at(path).__struct_fields__
     advice = did_you_mean(key, known) or f"; known are {', '.join(known)}"
     return f"unknown key {key!r}{place}{advice}"
+
+
+def _table_at(path: str) -> type[msgspec.Struct]:
+    """Return the schema of the table at a path of msgspec."""
+    if ".rotary.kinds[" in path:
+        return RotaryKind
+    if ".rotary" in path:
+        return RotaryRule
+    return AttentionRule if path else Family
+
+
+def _place(path: str) -> str:
+    """Describe the place at a path of msgspec.
+
+    Examples
+    --------
+    >>> _place("attention[0].rotary"), _place("attention[2]"), _place("model_types[0]")
+    ("'rotary' of the first [[attention]]", '[[attention]] 3', "'model_types[0]'")
+    """
+    match = re.fullmatch(r"attention\[(\d+)\](?:\.(.*))?", path)
+    if match is None:
+        return repr(path)
+    number = int(match[1]) + 1
+    table = "the first [[attention]]" if number == 1 else f"[[attention]] {number}"
+    return f"{match[2]!r} of {table}" if match[2] else table
+
+
+def _in_types_of_toml(problem: str) -> str:
+    """Return a message with types of Python replaced by words for values of TOML.
+
+    Examples
+    --------
+    >>> _in_types_of_toml("expected `str`, got `int`")
+    'expected text, got a whole number'
+    >>> _in_types_of_toml("expected `object | null`, got `bool`")
+    'expected a table, got true or false'
+    """
+    return re.sub(r"`([a-z |]+)`", lambda match: _in_words(match[1]), problem)
+
+
+def _in_words(types: str) -> str:
+    """Return names of types in words; TOML has no null."""
+    names = [name for name in types.split(" | ") if name != "null"]
+    return " or ".join(TYPES_OF_TOML.get(name, name) for name in names)
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:

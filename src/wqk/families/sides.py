@@ -303,8 +303,9 @@ def _head_counts(config: Config, rule: AttentionRule, layer: int) -> _HeadCounts
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
         raise CheckpointError(
-            f"config.json lacks {' or '.join(rule.heads)}; give the number of query "
-            "heads with heads_per_layer=N"
+            f"config.json lacks {' or '.join(rule.heads)}, which the family file names as 'heads'; "
+            "correct the key, or give the number of query heads with heads_per_layer=N"
+            f"{config.near_whole_numbers(rule.heads[0])}"
         )
     key_heads = config.optional_whole(rule.key_heads, layer)
     pruned = config.pruned_heads(layer) if rule.kind == "self" else 0
