@@ -153,6 +153,29 @@ def test_a_survey_has_the_medians_of_its_models(models, tmp_path):
     assert "\\toprule" in (tmp_path / "summary.tex").read_text("utf-8")
 
 
+def test_a_summary_has_the_statuses_of_models_that_look_untrained(tmp_path: Path) -> None:
+    folders = [tmp_path / "trained", tmp_path / "half", tmp_path / "fresh"]
+    random = np.random.default_rng(0)
+    for number, folder in enumerate(folders):
+        shutil.copytree(wqk.demo_model("encoder"), folder)
+        fresh = tuple(f".{layer}." for layer in range(2 * number))
+        small.edit(
+            folder,
+            lambda name, tensor, fresh=fresh: (
+                random.standard_normal(tensor.shape)
+                if any(map(name.__contains__, fresh))
+                else tensor
+            ),
+        )
+    done = run("survey", *folders, "--out", tmp_path / "out", width=200)
+    line = "random-looking: as if the weights had never been trained, in half (2 of 4 rows), fresh"
+    assert line in done.stdout
+    statuses = ["ok", "random-looking (2 of 4)", "random-looking"]
+    assert pl.read_csv(tmp_path / "out" / "summary.csv")["status"].to_list() == statuses
+    lines = (tmp_path / "out" / "summary.md").read_text("utf-8").splitlines()
+    assert [line.split(" | ")[-1].strip("| ") for line in lines[-3:]] == ["", *statuses[1:]]
+
+
 def test_a_dry_run_has_bytes_and_time(models):
     plan = json.loads(run("survey", *models[:2], "o/m", "--dry-run", "--json").stdout)
     expected = [wqk.explain(model).bytes_to_read for model in models[:2]]

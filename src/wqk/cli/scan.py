@@ -168,7 +168,7 @@ def scan(
     from wqk.scanning.surveys.planning import with_lists
     from wqk.tables.details import check_details_output
     from wqk.tables.rendering import (
-        definitions,
+        heading_definitions,
         measured,
         one_checkpoint,
         overview,
@@ -256,7 +256,9 @@ def scan(
     elif ending:
         display.print_table(rows, ending)
     elif len(jobs) > 1:
-        console.print(*overview(joined, console.width), *definitions(joined, full), sep="\n")
+        console.print(*overview(joined, console.width), sep="\n")
+        if full:
+            console.print(*heading_definitions(joined), sep="\n")
         _print_way_to_rows(joined)
         _print_placements(last_tables.values())
     if out:

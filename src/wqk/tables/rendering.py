@@ -33,7 +33,7 @@ from wqk.errors import TableError, did_you_mean, shortened
 from wqk.tables import sheet
 from wqk.tables.changes import sentences
 from wqk.tables.columns import COLUMNS, MEASURES, Column
-from wqk.tables.schema import FURTHER_COLUMNS, SUMMARIZED, conditions, statuses
+from wqk.tables.schema import FURTHER_COLUMNS, SUMMARIZED, conditions, status_counts, statuses
 from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ MOST_LINES = 200
 
 # The group of entry points; each is a function of a score table, such as `wqk_lab.atlas.place`.
 PLACES = "wqk.places"
+
+# Most models that are named for a status.
+MOST_NAMED = 4
 
 STATUS_MEANINGS = {
     "degenerate": "the form is zero",
@@ -288,16 +291,45 @@ def median(row: Mapping[str, Any], score: str) -> str:
 
 def definitions(table: ScoreRows, full: bool = False) -> Iterator[Text]:
     """Define the statuses in a table of `scores`; with ``full``, also the headings."""
-    meanings = []
-    if full:
-        columns = _columns(table.frame, full)
-        meanings += [f"{c.heading}: {c.meaning}" for c in columns if c.name != "status"]
+    meanings = list(_meanings_of_headings(table)) if full else []
     present = table.frame.select(statuses().explode())["status"].drop_nulls().unique().sort()
     for status in present:
         if status in STATUS_MEANINGS:
             meanings.append(f"{status}: {STATUS_MEANINGS[status]}")
     if meanings:
         yield Text("\n".join(meanings), style="dim")
+
+
+def _meanings_of_headings(table: ScoreRows) -> Iterator[str]:
+    """Define the headings of a table of `scores` with all columns."""
+    for column in _columns(table.frame, full=True):
+        if column.name != "status":
+            yield f"{column.heading}: {column.meaning}"
+
+
+def heading_definitions(table: ScoreRows) -> Iterator[Text]:
+    """Define the headings of a table of `scores` with all columns."""
+    yield Text("\n".join(_meanings_of_headings(table)), style="dim")
+
+
+def model_statuses(table: ScoreRows) -> Iterator[Text]:
+    """Define the statuses in a table of several models, and name the models."""
+    rows = table.frame.filter(pl.col("head").is_null())
+    rows = rows if len(rows) else table.frame
+    models = rows.partition_by("checkpoint", "revision", "step", maintain_order=True)
+    names = titles([model.row(0, named=True) for model in models])
+    models_by_status: dict[str, list[str]] = {}
+    for name, model in zip(names, models, strict=True):
+        for status, count in status_counts(model["status"].drop_nulls()).items():
+            share = "" if count == len(model) else f" ({count} of {len(model)} rows)"
+            models_by_status.setdefault(status, []).append(name + share)
+    for status, meaning in STATUS_MEANINGS.items():
+        named = models_by_status.get(status, [])
+        if named:
+            models_of_status = ", ".join(named[:MOST_NAMED])
+            if len(named) > MOST_NAMED:
+                models_of_status += f" and {len(named) - MOST_NAMED} more"
+            yield Text(f"{status}: {meaning}, in {models_of_status}", style="dim")
 
 
 def remarks(table: ScoreRows) -> Iterator[Text]:
@@ -427,6 +459,7 @@ def overview(table: ScoreRows, width: int) -> Iterator[Any]:
         yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
     yield from map(Text, sentences(table.frame))
     yield from remarks(table)
+    yield from model_statuses(table)
 
 
 def side_by_side(table: ScoreRows) -> Iterator[Any]:

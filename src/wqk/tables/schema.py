@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -72,6 +73,33 @@ def joined_statuses(statuses: Collection[str]) -> str:
     ('guessed, random-looking', 'ok')
     """
     return BETWEEN_STATUSES.join(status for status in STATUSES if status in statuses) or "ok"
+
+
+def status_counts(rows: Iterable[str]) -> Counter[str]:
+    """Return the number of rows with each status, in the order of `STATUSES`; "ok" is left out.
+
+    Examples
+    --------
+    >>> status_counts(["ok", "random-looking", "guessed, random-looking"])
+    Counter({'random-looking': 2, 'guessed': 1})
+    """
+    counts = Counter(status for row in rows for status in row.split(BETWEEN_STATUSES))
+    return Counter({status: counts[status] for status in STATUSES if status in counts})
+
+
+def summarized_status(rows: Sequence[str]) -> str:
+    """Return the statuses of several rows as one, with the number of rows if not all have it.
+
+    Examples
+    --------
+    >>> summarized_status(["ok", "random-looking"]), summarized_status(["ok"])
+    ('random-looking (1 of 2)', 'ok')
+    """
+    parts = []
+    for status, count in status_counts(rows).items():
+        share = "" if count == len(rows) else f" ({count} of {len(rows)})"
+        parts.append(status + share)
+    return BETWEEN_STATUSES.join(parts) or "ok"
 
 
 def statuses() -> pl.Expr:

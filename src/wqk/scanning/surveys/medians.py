@@ -10,6 +10,7 @@ import polars as pl
 from wqk._console import csv_of_frame, number
 from wqk._files import write_atomically
 from wqk.tables.rendering import HEADLINE, identical_models, label, title, titles
+from wqk.tables.schema import GROUP, summarized_status
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Sheet
 
@@ -49,7 +50,8 @@ def summary_frame(table: ScoreTable) -> pl.DataFrame:
     """Return medians and quartiles over layers, a row for each model and kind of attention.
 
     The column ``model`` contains short names: the last part of the checkpoint's name, followed by
-    the revision, step or stack if models have the same last part.
+    the revision, step or stack if models have the same last part. The column ``status`` contains
+    the statuses of the layers, with the number of layers if not all have the status.
 
     Examples
     --------
@@ -58,26 +60,38 @@ def summary_frame(table: ScoreTable) -> pl.DataFrame:
     >>> frame.select("stack", "layers", pl.col("symmetry_median").round(2)).row(0)
     ('encoder', 4, 0.6)
     """
-    rows = table.layers.summary().rename({"count": "layers"})
+    layers = table.layers
+    rows = layers.summary().rename({"count": "layers"})
+    groups = layers.frame.partition_by(GROUP, maintain_order=True)
+    statuses = [summarized_status(group["status"].to_list()) for group in groups]
     short_names = pl.Series("model", titles(rows.to_dicts()), pl.String())
     columns = ["checkpoint", "revision", "step", "stack", "kind", "circuit", "distance", "layers"]
     for score in HEADLINE:
         columns += [f"{score}_{quartile}" for quartile in QUARTILES]
-    return rows.select(short_names, *columns)
+    return rows.select(short_names, *columns, pl.Series("status", statuses, pl.String()))
 
 
 def summary_sheet(table: ScoreTable) -> Sheet:
-    """Return the medians of each model, with quartiles in brackets, for a page or a paper."""
+    """Return the medians of each model, with quartiles in brackets, for a page or a paper.
+
+    The last column has the statuses, if any model has another status than ``ok``.
+    """
+    frame = summary_frame(table)
+    has_statuses = (frame["status"] != "ok").any()
     headings = ["model", "attention", "layers", *map(label, HEADLINE)]
-    sheet = Sheet.of(*headings, text=["model", "attention"])
+    if has_statuses:
+        headings.append("status")
+    sheet = Sheet.of(*headings, text=["model", "attention", "status"])
     sheet.caption = "medians over layers, with quartiles in brackets"
     if identical := table.metadata.get("identical"):
         sheet.caption += f"; {identical_models(_with_short_names(identical, table))}"
-    for row in summary_frame(table).iter_rows(named=True):
+    for row in frame.iter_rows(named=True):
         cells = [row["model"], f"{row['stack']} {row['kind']}", str(row["layers"])]
         for score in HEADLINE:
             median, low, high = (number(row[f"{score}_{name}"], 2) for name in QUARTILES)
             cells.append(f"{median} [{low}, {high}]")
+        if has_statuses:
+            cells.append("" if row["status"] == "ok" else row["status"])
         sheet.add(*cells)
     return sheet
 
