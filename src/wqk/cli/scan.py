@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +260,7 @@ def scan(
         if full:
             console.print(*heading_definitions(joined), sep="\n")
         _print_way_to_rows(joined)
-        _print_placements(last_tables.values())
+        _print_placements([*last_tables.values()], named=True)
     if out:
         joined.write(out)
         display.say(f"{out}: {counted(len(joined), 'row')}")
@@ -317,18 +317,45 @@ def _print_way_to_rows(table: ScoreTable) -> None:
         display.output().print("a row for each head: --sort symmetry --top 10", style="dim")
 
 
-def _print_placements(scans: Iterable[ScoreTable]) -> None:
-    """Print the place of checkpoints among known models, and its meaning."""
+def _print_placements(scans: Sequence[ScoreTable], named: bool = False) -> None:
+    """Print the place of checkpoints among known models, and its meaning.
+
+    Of several checkpoints, ``named``, those without a place are listed, too.
+    """
     from rich.text import Text
 
     from wqk.cli import display
     from wqk.tables.rendering import place
 
-    placements = list(chain.from_iterable(map(place, scans)))
-    names = {placement.name for placement in placements}
-    for placement in placements:
-        name = f" {placement.name}" if len(names) > 1 else ""
-        stack = f" {placement.stack}" if len(placements) > len(names) else ""
-        display.output().print(Text.assemble((f"rank{name}{stack}: ", "dim"), str(placement)))
-        if placement.meaning:
-            display.output().print(placement.meaning)
+    console = display.output()
+    without_place = []
+    for scan in scans:
+        placements = place(scan)
+        if not placements:
+            without_place.append(scan)
+        for placement in placements:
+            names = [placement.name] if named else []
+            if len(placements) > 1:
+                names.append(placement.stack)
+            name = ", ".join(names)
+            of_model, subject = (f" of {name}", f"{name}: ") if name else ("", "")
+            rank = f"rank{of_model} among the paper's models: "
+            console.print(Text.assemble((rank, "dim"), str(placement)))
+            if placement.meaning:
+                console.print(Text.assemble((subject, "dim"), placement.meaning))
+    if 0 < len(without_place) < len(scans):
+        models = ", ".join(map(_without_rank, without_place))
+        console.print(Text.assemble(("no rank: ", "dim"), models))
+
+
+def _without_rank(scan: ScoreTable) -> str:
+    """Return the name of a checkpoint without a place among known models, and the reason."""
+    from wqk.tables.rendering import titles
+    from wqk.tables.schema import status_counts
+
+    (name,) = titles([scan.frame.row(0, named=True)])
+    counts = status_counts(scan.frame["status"])
+    for status in ("guessed", "random-looking"):
+        if 2 * counts[status] >= len(scan):
+            return f"{name} ({status})"
+    return name

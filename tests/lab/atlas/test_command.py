@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import polars as pl
+from tests import small
 from tests.command import ENCODER, run, shell
 
 from wqk._console import count
@@ -73,8 +75,19 @@ def test_a_pipe_gets_plain_text() -> None:
 
 
 def test_scan_places_what_compares_in_one_sentence() -> None:
-    assert run("scan", ENCODER).output.count("\nrank: more symmetric than 18 of 24") == 1
-    assert "rank:" not in run("scan", ENCODER, "--gamma", "3").output
+    rank = "\nrank among the paper's models: more symmetric than 18 of 24"
+    assert run("scan", ENCODER).output.count(rank) == 1
+    assert "\nrank" not in run("scan", ENCODER, "--gamma", "3").output
+
+
+def test_scans_of_several_models_name_the_model_of_a_rank_and_those_without(tmp_path: Path) -> None:
+    fresh = small.llama(layers=3, width=64, head_width=16)
+    small.save(tmp_path / "fresh", fresh._arrays, fresh.config)
+    lines = run("scan", ENCODER, tmp_path / "fresh", width=200).output.splitlines()
+    rank, meaning, without = lines[-3:]
+    assert rank.startswith("rank of encoder among the paper's models: more symmetric than 18 of 24")
+    assert meaning.startswith("encoder: A median symmetry of 0.60 is typical of")
+    assert without == "no rank: fresh (random-looking)"
 
 
 def test_a_model_is_shown_in_full() -> None:
