@@ -150,10 +150,16 @@ def _length(block: BlockWeights, factor: Factor, side: Side) -> Float[np.ndarray
 def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"]:
     """√R max|g|, or √(H R) max|g| if all heads are normalized together."""
     heads, width, _ = factor.stored_weight.shape
-    gain = np.ones(width) if factor.gain is None else factor.gain + norm.offset
-    heads_together = len(norm.axes(0 if factor.gain is None else len(gain), width)) > 1
-    normalized = width * heads if heads_together else width
-    length = math.sqrt(normalized) * np.abs(gain).reshape(-1, width).max(1)
+    gain = np.ones(width)
+    gain_size = 0
+    if factor.gain is not None:
+        gain = factor.gain + norm.offset
+        gain_size = len(gain)
+    dimensions = width  # that are normalized together
+    if len(norm.axes(gain_size, width)) > 1:
+        dimensions = width * heads
+    largest_gains = np.abs(gain).reshape(-1, width).max(1)
+    length = math.sqrt(dimensions) * largest_gains
     if factor.shift is not None:
         length = length + np.linalg.norm(factor.shift, axis=-1)
     if factor.temperature is not None:

@@ -248,16 +248,25 @@ class CompositionTable(Table):
         >>> matrix.values.shape, matrix.writers[2], matrix.readers[2]
         ((4, 4), '0.2', '1.2')
         """
-        rows = self.filter(pl.col("kind") == str(kind).lower())
-        if not len(rows):
+        kind_in_table = str(kind).lower()
+        pairs = self.filter(pl.col("kind") == kind_in_table)
+        if not len(pairs):
             raise TableError(f"the table has no pair of the kind {kind!r}; expected q, k or v")
-        writers, readers = (_heads(rows.frame, end) for end in ("writer", "reader"))
-        values = np.full((len(writers), len(readers)), np.nan)
-        places = (_keys(rows.frame, "writer"), _keys(rows.frame, "reader"), rows[value])
-        for writer, reader, number_of_pair in zip(*places, strict=True):
-            if number_of_pair is not None:
-                values[writers[writer], readers[reader]] = number_of_pair
-        return CompositionMatrix(str(kind).lower(), value, values, _names(writers), _names(readers))
+        row_of_writer = _heads(pairs.frame, "writer")
+        column_of_reader = _heads(pairs.frame, "reader")
+        values = np.full((len(row_of_writer), len(column_of_reader)), np.nan)
+        writers = _keys(pairs.frame, "writer")
+        readers = _keys(pairs.frame, "reader")
+        for writer, reader, value_of_pair in zip(writers, readers, pairs[value], strict=True):
+            if value_of_pair is not None:
+                values[row_of_writer[writer], column_of_reader[reader]] = value_of_pair
+        return CompositionMatrix(
+            kind=kind_in_table,
+            value=value,
+            values=values,
+            writers=_names(row_of_writer),
+            readers=_names(column_of_reader),
+        )
 
     @current
     def plot(self, top: int = 30, matrix: bool = False) -> Figure:
@@ -723,8 +732,10 @@ def _frame(pairs: Sequence[_BlockPair]) -> pl.DataFrame:
     columns = {}
     for name in columns_of_pairs[0]:
         columns[name] = np.concatenate([numbers[name] for numbers in columns_of_pairs])
-    pair_of_row = np.repeat(np.arange(len(pairs)), [pair.scores.score.size for pair in pairs])
-    places = pl.DataFrame([pair.places for pair in pairs])[pair_of_row]
+    rows_of_pairs = [pair.scores.score.size for pair in pairs]
+    pair_of_row = np.repeat(np.arange(len(pairs)), rows_of_pairs)
+    places_of_pairs = pl.DataFrame([pair.places for pair in pairs])
+    places = places_of_pairs[pair_of_row]
     frame = pl.concat([places, pl.DataFrame(columns)], how="horizontal")
     frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None))
     is_zero = pl.col("score").is_null()

@@ -69,9 +69,10 @@ class FormView(Result):
         """Yield a row for each place along the longest axis, with all values of that axis."""
         lists = {name: value for name, value in self.values.items() if isinstance(value, list)}
         length = max(map(len, lists.values()), default=0)
-        longest = {name: values for name, values in lists.items() if len(values) == length}
+        columns = {name: values for name, values in lists.items() if len(values) == length}
         for place in range(length):
-            yield {"place": place} | {name: values[place] for name, values in longest.items()}
+            row = {name: values[place] for name, values in columns.items()}
+            yield {"place": place, **row}
 
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text

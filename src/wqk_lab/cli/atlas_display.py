@@ -62,7 +62,7 @@ def _rows_with(flag: str, rows: Sequence[Row]) -> str:
 
 
 def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each model once, under all its printed names, where rows say the same of it.
+    """Merge rows of one model that differ only in its printed name; list all names in ``name``.
 
     Examples
     --------
@@ -71,14 +71,16 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
     >>> [row["name"] for row in once([{"name": "x", **same}, {"name": "y", **same}])]
     ['x, y']
     """
-    row_by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
-    columns = ("model", "stack", "symmetry", "directionality", "source")
+    compared_columns = ("model", "stack", "symmetry", "directionality", "source")
+    rows_by_content: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        key = (*(row[name] for name in columns), tuple(row["flags"]))
-        merged = row_by_key.setdefault(key, {**row, "name": ""})
-        names = [name for name in merged["name"].split(", ") if name]
-        merged["name"] = ", ".join(dict.fromkeys([*names, row["name"]]))
-    return list(row_by_key.values())
+        content = [row[column] for column in compared_columns]
+        rows_by_content.setdefault((*content, *row["flags"]), []).append(row)
+    merged_rows = []
+    for equal_rows in rows_by_content.values():
+        names = dict.fromkeys(row["name"] for row in equal_rows)
+        merged_rows.append({**equal_rows[0], "name": ", ".join(names)})
+    return merged_rows
 
 
 def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:

@@ -264,15 +264,17 @@ def _whole_models(table: ScoreTable, sizes: Collection[str]) -> ScoreTable:
     """Return the table without checkpoints of queries and keys alone, except those of ``sizes``."""
     layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
     # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
-    weights = pl.col("rank") * (
-        pl.col("d_query") * pl.col("heads") / pl.col("key_heads") + pl.col("d_key")
-    )
-    read = layers.group_by("checkpoint").agg(
-        weights.sum().alias("read"), pl.col("parameters").max()
+    rank = pl.col("rank")
+    heads_per_key_head = pl.col("heads") / pl.col("key_heads")
+    query_weights = rank * pl.col("d_query") * heads_per_key_head
+    key_weights = rank * pl.col("d_key")
+    checkpoints = layers.group_by("checkpoint").agg(
+        pl.col("parameters").max(), read=(query_weights + key_weights).sum()
     )
     is_alone = pl.col("read") >= QUERIES_AND_KEYS_ALONE * pl.col("parameters")
-    alone = read.filter(is_alone, ~pl.col("checkpoint").is_in([*sizes]))
-    return table.filter(~pl.col("checkpoint").is_in(alone["checkpoint"].implode()))
+    size_is_unknown = ~pl.col("checkpoint").is_in([*sizes])
+    dropped = checkpoints.filter(is_alone, size_is_unknown)["checkpoint"]
+    return table.filter(~pl.col("checkpoint").is_in(dropped.implode()))
 
 
 def _figures_of(model: str, rows: pl.DataFrame) -> list[str]:

@@ -110,11 +110,9 @@ class PairTest:
         subject = f"{self.relation}, {LABELS[self.quantity]}"
         if self.p is None or self.corrected is None or self.p_recipes is None:
             return f"{subject}: not measured"
-        power = (
-            f"a shift of {self.detectable:.2g} would have been found with a power of 80 %"
-            if self.detectable is not None
-            else "too few pairs for any shift to be found after the correction"
-        )
+        power = "too few pairs for any shift to be found after the correction"
+        if self.detectable is not None:
+            power = f"a shift of {self.detectable:.2g} would have been found with a power of 80 %"
         return (
             f"{subject}: {self.median:+.3g} in the median of {self.pairs} pairs, {self.agree} as "
             f"predicted, p = {self.p:.2g} ({self.corrected:.2g} corrected for {len(TESTED)} "
@@ -142,10 +140,8 @@ def pair_rows(survey: PairSurvey | None) -> pl.DataFrame:
 
 
 def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
-    before, after = (
-        _scores(survey, ref, stack)
-        for ref, stack in ((pair.before, pair.before_stack), (pair.after, pair.after_stack))
-    )
+    before = _scores(survey, pair.before, pair.before_stack)
+    after = _scores(survey, pair.after, pair.after_stack)
     joined = before.join(after, on=("layer", "head"), suffix="_after", nulls_equal=True)
     if not pair.is_update:  # trained apart, whose heads do not correspond
         joined = joined.filter(pl.col("head").is_null())
@@ -176,8 +172,9 @@ def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
 
 
 def _scores(survey: PairSurvey, ref: str, stack: str) -> pl.DataFrame:
-    rows = survey.scores.frame.filter(pl.col("checkpoint") == ref, pl.col("kind") == "self")
-    rows = rows.filter(pl.col("stack") == stack) if stack else rows
+    rows = survey.scores.frame.filter(checkpoint=ref, kind="self")
+    if stack:
+        rows = rows.filter(stack=stack)
     if rows["stack"].n_unique() > 1:
         raise RunError(f"{ref} has several stacks, and the pair names none")
     excess = pl.col("directionality_excess").alias("directionality")
@@ -189,12 +186,13 @@ def pair_values(rows: pl.DataFrame, relation: str, quantity: str) -> pl.DataFram
 
     The update's own symmetry is predicted to exceed chance where the mask was lifted.
     """
-    of_layers = rows.filter(pl.col("head").is_null(), pl.col("relation") == relation)
+    layers = rows.filter(pl.col("head").is_null(), relation=relation)
     if quantity == "update_symmetry_excess":
-        of_layers = of_layers.filter(pl.col("expected") == 1)
-    signed = (pl.col(quantity).median() * pl.col("expected").first()).alias("value")
-    values_by_pair = of_layers.group_by("pair", maintain_order=True).agg(
-        pl.col("recipe").first(), signed
+        layers = layers.filter(expected=1)
+    median = pl.col(quantity).median()
+    predicted_sign = pl.col("expected").first()
+    values_by_pair = layers.group_by("pair", maintain_order=True).agg(
+        pl.col("recipe").first(), value=median * predicted_sign
     )
     return values_by_pair.drop_nulls("value").filter(pl.col("value").is_finite())
 
@@ -225,7 +223,8 @@ def _tested(rows: pl.DataFrame, relation: str, quantity: str) -> PairTest:
     """One prediction, not yet corrected."""
     values_by_pair = pair_values(rows, relation, quantity)
     values = values_by_pair["value"].to_numpy()
-    means = values_by_pair.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy()
+    means_by_recipe = values_by_pair.group_by("recipe").agg(pl.col("value").mean())
+    means = means_by_recipe["value"].to_numpy()
     return PairTest(
         relation,
         quantity,
@@ -246,7 +245,9 @@ def _chance(values: np.ndarray) -> float | None:
 
     if not len(values):
         return None
-    return float(wilcoxon(values, alternative="greater").pvalue) if np.any(values) else 1.0
+    if not np.any(values):
+        return 1.0
+    return float(wilcoxon(values, alternative="greater").pvalue)
 
 
 def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> float | None:
@@ -263,10 +264,12 @@ def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> 
     from scipy.stats import t as student
 
     n = len(values)
-    if n < 2 or 2.0**-n > level:
+    smallest_p = 2.0**-n
+    if n < 2 or smallest_p > level:
         return None
-    quantiles = student.ppf(1 - level, n - 1) + student.ppf(POWER, n - 1)
-    return float(quantiles * values.std(ddof=1) * math.sqrt(math.pi / 3 / n))
+    errors = student.ppf(1 - level, n - 1) + student.ppf(POWER, n - 1)
+    deviation = values.std(ddof=1)
+    return float(errors * deviation * math.sqrt(math.pi / 3 / n))
 
 
 def sentences(survey: PairSurvey, rows: pl.DataFrame) -> Iterator[str]:
@@ -276,17 +279,19 @@ def sentences(survey: PairSurvey, rows: pl.DataFrame) -> Iterator[str]:
         ("contrast", "nothing predicted"),
         ("control", "must be exactly 0"),
     ):
-        layers = rows.filter(pl.col("head").is_null(), pl.col("relation") == relation)
+        layers = rows.filter(pl.col("head").is_null(), relation=relation)
         for (pair,), layers_of_pair in layers.group_by("pair", maintain_order=True):
-            symmetry, steps = (layers_of_pair[name].to_numpy() for name in ("symmetry", "moved"))
-            change, moved, median = abs(symmetry).max(), steps.max(), np.median(symmetry)
-            wrong = relation == "control" and (change, moved) != (0.0, 0.0)
+            changes = layers_of_pair["symmetry"].to_numpy()
+            largest_change = abs(changes).max()
+            largest_step = layers_of_pair["moved"].to_numpy().max()
             sentence = (
-                f"{relation} ({prediction}): {pair}: symmetry changed by {median:+.2g} in the "
-                f"median layer, by {change:.2g} at most; the forms moved by {moved:.2g} of their "
-                "norm at most"
+                f"{relation} ({prediction}): {pair}: symmetry changed by {np.median(changes):+.2g} "
+                f"in the median layer, by {largest_change:.2g} at most; the forms moved by "
+                f"{largest_step:.2g} of their norm at most"
             )
-            yield f"{sentence}; IT MOVED" if wrong else sentence
+            if relation == "control" and (largest_change, largest_step) != (0.0, 0.0):
+                sentence += "; IT MOVED"
+            yield sentence
     yield from (f"skipped: {title}: {reason}" for title, reason in survey.problems.items())
 
 

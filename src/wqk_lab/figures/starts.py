@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
+from wqk._console import counted
 from wqk._style import GRAY, OLIVE, PAPER_WIDTH, SAND, TEAL, VIOLET, WINE, new_figure, style
 from wqk.reporting.pictures import draw_curve, note, panel_grid
 from wqk.tables.run import Run
@@ -79,18 +79,25 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
     RunError
         The runs have fewer than two initializations, or some have no losses.
     """
-    cells = starts(runs, "losses", penalties=True)
-    baseline, *other_starts = (cell.runs for cell in cells.values())
-    seeds = {run.recipe.get("seed") for run in baseline}
-    other_runs = chain.from_iterable(other_starts)
-    shared = seeds & {run.recipe.get("seed") for run in other_runs} or seeds
-
-    def curves(runs: Sequence[Run]) -> pl.DataFrame:
+    runs_by_start = {}
+    for start, cell in starts(runs, "losses", penalties=True).items():
+        runs_by_start[start] = cell.runs
+    baseline, *other_starts = runs_by_start.values()
+    baseline_seeds = _seeds(baseline)
+    other_seeds = _seeds(chain.from_iterable(other_starts))
+    shared_seeds = baseline_seeds & other_seeds or baseline_seeds
+    curves = {}
+    for start, runs_of_start in runs_by_start.items():
         # Both panels show the same runs: those whose seed the baseline has, too.
-        paired = [run for run in runs if run.recipe.get("seed") in shared] or runs
-        return pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
+        paired = [run for run in runs_of_start if run.recipe.get("seed") in shared_seeds]
+        paired = paired or list(runs_of_start)
+        curves[start] = pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
+    return of_cells(curves, "start")
 
-    return of_cells({start: curves(cell.runs) for start, cell in cells.items()}, "start")
+
+def _seeds(runs: Iterable[Run]) -> set[Any]:
+    """Return the different seeds of runs."""
+    return {run.recipe.get("seed") for run in runs}
 
 
 @style()
@@ -177,18 +184,22 @@ def _draw_starts(
         curve = curves.filter(start=start)
         if curve.is_empty():
             continue
-        runs = curve["runs"][0]
-        label = f"{start}, {runs} run{'s' * (runs != 1)}"
+        label = f"{start}, {counted(curve['runs'][0], 'run')}"
         draw_curve(axis, curve, band, label=label, **look)
 
 
 def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
     """Fit the limits to the steps after the first fall, if there are any."""
-    settled = curves.filter(pl.col("step") >= SETTLED * pl.col("step").max())
-    ends = settled.select("low", "high").to_numpy()
-    if ends.size and np.ptp(ends) > 0:
-        margin = 0.05 * np.ptp(ends)
-        axis.set_ylim(ends.min() - margin, ends.max() + margin)
+    first_step = SETTLED * pl.col("step").max()
+    settled = curves.filter(pl.col("step") >= first_step)
+    bands = settled.select("low", "high").to_numpy()
+    if not bands.size:
+        return
+    lowest = bands.min()
+    highest = bands.max()
+    if highest - lowest > 0:
+        margin = 0.05 * (highest - lowest)
+        axis.set_ylim(lowest - margin, highest + margin)
 
 
 def looks_of(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:

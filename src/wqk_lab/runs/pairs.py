@@ -325,11 +325,13 @@ def span_shares(before: Block, after: Block) -> np.ndarray:
 
     A share is NaN if nothing has moved.
     """
-    queries, keys = (np.asarray(side, np.float64) for side in before.weights())
-    new_queries, new_keys = (np.asarray(side, np.float64) for side in after.weights())
-    inside, total = [], []
+    queries, keys = _double_weights(before)
+    new_queries, new_keys = _double_weights(after)
+    heads_per_key_head = len(queries) // len(keys)
+    inside = []
+    total = []
     for head, (query, new_query) in enumerate(zip(queries, new_queries, strict=True)):
-        group = head * len(keys) // len(queries)
+        group = head // heads_per_key_head
         squares = _update_squares(query.T, keys[group].T, new_query.T, new_keys[group].T)
         inside.append(squares.inside)
         total.append(squares.total)
@@ -338,6 +340,12 @@ def span_shares(before: Block, after: Block) -> np.ndarray:
     total_squares = np.array([sum(total), *total])
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(total_squares > 0, inside_squares / total_squares, np.nan)
+
+
+def _double_weights(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Return a block's query and key weights in double precision."""
+    query_weight, key_weight = block.weights()
+    return np.asarray(query_weight, np.float64), np.asarray(key_weight, np.float64)
 
 
 class UpdateSquares(NamedTuple):

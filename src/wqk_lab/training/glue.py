@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -263,12 +263,23 @@ def _predict(network: Any, tokenizer: Any, task: SentenceTask, settings: FineTun
 def encode(
     tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, settings: FineTuning
 ) -> dict[str, Any]:
-    """Encode a batch of texts, padded to the longest, truncated to the model's limit."""
-    types = (getattr(network.config, "type_vocab_size", 0) or 0) > 1
+    """Encode a batch of texts, padded to the longest, truncated to the model's limit.
+
+    ``texts`` has one sentence, or two sentences, of each example.
+    """
     positions = getattr(network.config, "max_position_embeddings", None) or settings.length
-    sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
-    most = min(settings.length, positions, tokenizer.model_max_length)
-    form = {"padding": True, "return_tensors": "pt", "return_token_type_ids": types}
-    encoded = tokenizer(*map(list, sides), truncation=True, max_length=most, **form)
-    names = ("input_ids", "attention_mask", *(["token_type_ids"] if types else []))
+    number_of_types = getattr(network.config, "type_vocab_size", None) or 0
+    has_types = number_of_types > 1
+    first_and_second_sentences = map(list, zip(*texts, strict=True))
+    encoded = tokenizer(
+        *first_and_second_sentences,
+        padding=True,
+        truncation=True,
+        max_length=min(settings.length, positions, tokenizer.model_max_length),
+        return_tensors="pt",
+        return_token_type_ids=has_types,
+    )
+    names = ["input_ids", "attention_mask"]
+    if has_types:
+        names.append("token_type_ids")
     return {name: encoded[name].to(network.device) for name in names if name in encoded}

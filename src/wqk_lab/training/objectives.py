@@ -88,13 +88,17 @@ class TokenRows:
         return self._take(np.linspace(0, self.count - 1, number).round().astype(np.int64))
 
     def _take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        begins = rows if self.documents is None else self.documents[rows]
-        positions = begins[:, None] + np.arange(self.block)
+        """Return the tokens of rows, (B, N): of blocks at any place, or of padded documents."""
+        offsets = np.arange(self.block)
         if self.documents is None:
-            return np.asarray(self.tokens[positions], np.int64)
-        inside = positions < self.documents[rows + 1][:, None]
-        taken = self.tokens[np.minimum(positions, len(self.tokens) - 1)]
-        return np.asarray(np.where(inside, taken, self.padding), np.int64)
+            return np.asarray(self.tokens[rows[:, None] + offsets], np.int64)
+        starts = self.documents[rows]
+        stops = self.documents[rows + 1]
+        positions = starts[:, None] + offsets
+        is_inside = positions < stops[:, None]
+        last_position = len(self.tokens) - 1
+        tokens = self.tokens[np.minimum(positions, last_position)]
+        return np.asarray(np.where(is_inside, tokens, self.padding), np.int64)
 
 
 class Task(NamedTuple):
