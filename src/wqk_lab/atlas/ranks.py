@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -23,9 +24,18 @@ SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 
 # Scores are medians over layers, with the distances to the quartiles below and above.
 ATLAS_COLUMNS: dict[str, pl.DataType] = {
-    **dict.fromkeys(("source", "name", "model", "stack", "modality"), pl.String()),
+    "source": pl.String(),
+    "name": pl.String(),
+    "model": pl.String(),
+    "stack": pl.String(),
+    "modality": pl.String(),
     "parameters": pl.Int64(),
-    **{f"{n}{side}": pl.Float64() for n in SCORES for side in ("", "_below", "_above")},
+    "symmetry": pl.Float64(),
+    "symmetry_below": pl.Float64(),
+    "symmetry_above": pl.Float64(),
+    "directionality": pl.Float64(),
+    "directionality_below": pl.Float64(),
+    "directionality_above": pl.Float64(),
     "flags": pl.List(pl.String()),
     "sound": pl.Boolean(),
     "printed": pl.Boolean(),
@@ -119,7 +129,7 @@ def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     >>> marks([{"flags": []}, {"flags": ["fused-tensor"]}, {"flags": ["mislabeled"]}])
     {'fused-tensor': 'a', 'mislabeled': 'b'}
     """
-    names = dict.fromkeys(name for row in rows for name in row["flags"])
+    names = dict.fromkeys(chain.from_iterable(row["flags"] for row in rows))
     return dict(zip(names, ascii_lowercase, strict=False))
 
 
@@ -152,7 +162,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     plain = plain_layers(table)
     rows = plain.frame.group_by("checkpoint", "revision", "step", "stack", maintain_order=True).agg(
         pl.col("parameters").first(),
-        *(each for name, column in SCORES.items() for each in spread_of(name, column)),
+        *spreads_of(SCORES),
         flags=statuses().explode().unique(maintain_order=True),
     )
     return with_flags(
@@ -174,13 +184,23 @@ def plain_layers(table: ScoreTable) -> ScoreTable:
     )
 
 
-def spread_of(score: str, column: str) -> Iterator[pl.Expr]:
-    """Median of a column over layers, and the distances to the quartiles, as in published rows."""
-    values = pl.col(column).cast(pl.Float64).fill_nan(None)
-    low, median, high = (values.quantile(q, "linear") for q in (0.25, 0.5, 0.75))
-    yield median.alias(score)
-    yield (median - low).alias(f"{score}_below")
-    yield (high - median).alias(f"{score}_above")
+def spreads_of(columns: Mapping[str, str]) -> list[pl.Expr]:
+    """Medians of scores over layers, and the distances to the quartiles, as in published rows.
+
+    ``columns`` has the column of each score.
+    """
+    spreads = []
+    for score, column in columns.items():
+        values = pl.col(column).cast(pl.Float64).fill_nan(None)
+        first_quartile = values.quantile(0.25, "linear")
+        median = values.quantile(0.5, "linear")
+        third_quartile = values.quantile(0.75, "linear")
+        spreads += [
+            median.alias(score),
+            (median - first_quartile).alias(f"{score}_below"),
+            (third_quartile - median).alias(f"{score}_above"),
+        ]
+    return spreads
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -198,12 +218,13 @@ def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
 
     Models are identified by their Hub id or, as for a local folder, by its last part.
     """
-    model = pl.col("model").str.to_lowercase()
-    named = rows.filter(model == row["model"].lower())
-    if named.is_empty():
-        named = rows.filter(model.str.split("/").list.last() == last_part(row["model"]).lower())
-    of_stack = named.filter(stack=row["stack"])
-    return of_stack if of_stack.height else named
+    hub_id = pl.col("model").str.to_lowercase()
+    rows_of_model = rows.filter(hub_id == row["model"].lower())
+    if rows_of_model.is_empty():
+        last_part_of_id = hub_id.str.split("/").list.last()
+        rows_of_model = rows.filter(last_part_of_id == last_part(row["model"]).lower())
+    rows_of_stack = rows_of_model.filter(stack=row["stack"])
+    return rows_of_model if rows_of_stack.is_empty() else rows_of_stack
 
 
 def spread(row: Mapping[str, Any], score: str) -> str:
@@ -276,12 +297,13 @@ class Placement:
     directionality: Position | None
 
     def __str__(self) -> str:
+        positions = {
+            "more symmetric than": self.symmetry,
+            "columns more dominant than in": self.directionality,
+        }
         return "; ".join(
             f"{relation} {position.encoders} published encoders and {position.decoders} decoders"
-            for relation, position in (
-                ("more symmetric than", self.symmetry),
-                ("columns more dominant than in", self.directionality),
-            )
+            for relation, position in positions.items()
             if position is not None
         )
 
@@ -300,24 +322,24 @@ class Placement:
         if self.symmetry is None:
             return ""
         value = round(self.symmetry.value, 2) + 0.0
-        ranges = {stack: typical_symmetry(stack) for stack in ("encoder", "decoder")}
-        range_by_stack = {
-            stack: f"{stack}s ({low:.2f} to {high:.2f})" for stack, (low, high) in ranges.items()
-        }
-        holds = [stack for stack, (low, high) in ranges.items() if low <= value <= high]
-        other_stacks = [stack for stack in ranges if stack not in holds]
-        both_ranges = f"published {range_by_stack['encoder']} and {range_by_stack['decoder']}"
-        if not other_stacks:
-            judgment = f"found among both {both_ranges}"
-        elif holds:
-            typical, untypical = range_by_stack[holds[0]], range_by_stack[other_stacks[0]]
-            judgment = f"typical of published {typical}, not of {untypical}"
-        elif value > max(high for _, high in ranges.values()):
-            judgment = f"above most {both_ranges}"
-        elif value < min(low for low, _ in ranges.values()):
-            judgment = f"below most {both_ranges}"
+        encoder_low, encoder_high = typical_symmetry("encoder")
+        decoder_low, decoder_high = typical_symmetry("decoder")
+        is_like_encoders = encoder_low <= value <= encoder_high
+        is_like_decoders = decoder_low <= value <= decoder_high
+        encoders = f"encoders ({encoder_low:.2f} to {encoder_high:.2f})"
+        decoders = f"decoders ({decoder_low:.2f} to {decoder_high:.2f})"
+        if is_like_encoders and is_like_decoders:
+            judgment = f"found among both published {encoders} and {decoders}"
+        elif is_like_encoders:
+            judgment = f"typical of published {encoders}, not of {decoders}"
+        elif is_like_decoders:
+            judgment = f"typical of published {decoders}, not of {encoders}"
+        elif value > max(encoder_high, decoder_high):
+            judgment = f"above most published {encoders} and {decoders}"
+        elif value < min(encoder_low, decoder_low):
+            judgment = f"below most published {encoders} and {decoders}"
         else:
-            judgment = f"between {both_ranges}"
+            judgment = f"between published {encoders} and {decoders}"
         return f"A median symmetry of {value:.2f} is {judgment}."
 
 
@@ -330,8 +352,9 @@ def typical_symmetry(stack: str) -> tuple[float, float]:
     >>> typical_symmetry("decoder")[1] < typical_symmetry("encoder")[0]
     True
     """
-    values = sound_models().filter(stack=stack)["symmetry"].drop_nulls()
-    low, high = (values.quantile(q, "linear") for q in (0.1, 0.9))
+    symmetries = sound_models().filter(stack=stack)["symmetry"].drop_nulls()
+    low = symmetries.quantile(0.1, "linear")
+    high = symmetries.quantile(0.9, "linear")
     assert low is not None
     assert high is not None
     return round(low, 2) + 0.0, round(high, 2) + 0.0
@@ -374,7 +397,8 @@ def _position(value: float | None, score: str) -> Position | None:
     standings = []
     for stack in ("encoder", "decoder"):
         scores = sound_models().filter(stack=stack)[score].drop_nulls()
-        is_exceeded = SCORE_SIGNS[score] * scores < SCORE_SIGNS[score] * round(value, 2)
+        sign = SCORE_SIGNS[score]
+        is_exceeded = sign * scores < sign * round(value, 2)
         standings.append(Standing(int(is_exceeded.sum()), len(scores)))
     return Position(value, *standings)
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from wqk._console import last_part
 from wqk.scanning.surveys.model_sets import model_set, model_sets
-from wqk_lab.atlas.ranks import SCORES, flags, published, spread_of, with_flags
+from wqk_lab.atlas.ranks import SCORES, flags, published, spreads_of, with_flags
 
 REFERENCE_FOLDER = Path(__file__).parent / "data"
 
@@ -93,9 +93,12 @@ def drawn_models() -> pl.DataFrame:
         pl.col("model").str.split("/").list.last().str.to_lowercase().alias("key")
     )
     for file, repeated in REPEATED.items():
-        again = pl.any_horizontal(pl.col("key").str.starts_with(start) for start in repeated)
-        layers = layers.filter(~((pl.col("file") == file) & again))
-    ids = {last_part(m).lower(): m for set_name in model_sets() for m in model_set(set_name)}
+        is_repeated = pl.any_horizontal(pl.col("key").str.starts_with(start) for start in repeated)
+        layers = layers.filter(~((pl.col("file") == file) & is_repeated))
+    ids = {}
+    for set_name in model_sets():
+        for hub_id in model_set(set_name):
+            ids[last_part(hub_id).lower()] = hub_id
     model = pl.col("model")
     rows = (
         layers.with_columns(model=pl.col("key").replace_strict(ids, default=None))
@@ -103,7 +106,7 @@ def drawn_models() -> pl.DataFrame:
         .group_by("modality", "file", "model", "stack", maintain_order=True)
         .agg(
             pl.col("parameters").first(),
-            *(each for score in SCORES for each in spread_of(score, score)),
+            *spreads_of({score: score for score in SCORES}),
             untrained=pl.col("symmetry").abs().max() < UNTRAINED,
         )
         .unique(["model", "stack"], keep="last", maintain_order=True)

@@ -80,8 +80,10 @@ def _chosen(
     for column, value in exact.items():
         if value:
             rows = rows.filter(pl.col(column) == value)
-    if sound is not None:
-        rows = rows.filter(pl.col("sound") if sound else pl.col("flags").list.len() > 0)
+    if sound is True:
+        rows = rows.filter("sound")
+    if sound is False:
+        rows = rows.filter(pl.col("flags").list.len() > 0)
     if search:
         text = pl.concat_str("name", "model", separator=" ").str.to_lowercase()
         rows = rows.filter(text.str.contains(search.lower(), literal=True))

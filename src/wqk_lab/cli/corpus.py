@@ -66,12 +66,15 @@ def corpus(
 
 def _progress() -> Callable[[CorpusProgress], dict[str, Any]]:
     """Return the fields of the bar: stage of the build, progress within the stage, speed."""
-    begun: dict[str, float] = {}
+    start_by_stage: dict[str, float] = {}
 
     def changes(done: CorpusProgress) -> dict[str, Any]:
-        seconds = time.perf_counter() - begun.setdefault(done.stage, time.perf_counter())
-        share = {"total": 1.0, "completed": done.share} if done.share else {"total": None}
-        return {"description": done.stage, "text": _rate(done, seconds), **share}
+        now = time.perf_counter()
+        seconds = now - start_by_stage.setdefault(done.stage, now)
+        fields: dict[str, Any] = {"description": done.stage, "text": _rate(done, seconds)}
+        if done.share:
+            return fields | {"total": 1.0, "completed": done.share}
+        return fields | {"total": None}
 
     return changes
 

@@ -101,11 +101,17 @@ def _listed(missing: Sequence[Path]) -> str:
 
 def _progress(trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the fields of the bar: steps of all runs, and number of finished runs."""
-    steps = [min(trial.step or 0, trial.goal) for trial in trials]
-    goals = [trial.goal for trial in trials]
-    done = sum(step >= goal for step, goal in zip(steps, goals, strict=True))
-    text = f"{sum(steps):,}/{sum(goals):,} steps, {done} of {len(trials)} runs done"
-    return {"total": sum(goals), "completed": sum(steps), "text": text}
+    steps = 0
+    goal = 0
+    finished = 0
+    for trial in trials:
+        steps_of_trial = min(trial.step or 0, trial.goal)
+        steps += steps_of_trial
+        goal += trial.goal
+        if steps_of_trial >= trial.goal:
+            finished += 1
+    text = f"{steps:,}/{goal:,} steps, {finished} of {len(trials)} runs done"
+    return {"total": goal, "completed": steps, "text": text}
 
 
 def _state(trial: Trial) -> str:

@@ -102,14 +102,15 @@ def lines_of(
         )
     first = comparisons[0]
     yield table
-    yield Text(
+    note = (
         f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (smoothed over {smoothing:.0%} of the steps), mean and "
         "95 % interval; none for a single seed or equal differences. Speed-up: share of the steps "
         "saved until the loss, by a falling curve through it, reaches where the other ends."
-        + ("" if below is None else f" Below {below:g}: steps later than the baseline."),
-        style="dim",
     )
+    if below is not None:
+        note += f" Below {below:g}: steps later than the baseline."
+    yield Text(note, style="dim")
     yield from map(verdict, comparisons)
     yield from (saving(c) for c in comparisons if is_uninformative(c.over_seeds("saved")))
 

@@ -13,7 +13,7 @@ from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
     from wqk_lab.theory.findings import StudyReport
-    from wqk_lab.theory.verdict import Finding
+    from wqk_lab.theory.verdict import StatementVerdict
 
 MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "described": "·"}
 MARKS |= {"not tested": "–", "identity": "="}
@@ -203,13 +203,21 @@ def _print_verdicts(reports: Sequence[StudyReport]) -> None:
         console.print(Text(f"{number}  {report.title}"))
     numbers = map(str, range(1, len(reports) + 1))
     table = Sheet.of("statement", *numbers, text=["statement"])
-    verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]
-    for key in verdicts[-1]:
-        shown = [verdict_by_statement.get(key, "not tested") for verdict_by_statement in verdicts]
-        table.add(": ".join(key), *(Cell(MARKS[v], style=STYLES[v]) for v in shown))
+    verdicts_of_reports = list(map(_verdicts, reports))
+    for key in verdicts_of_reports[-1]:
+        cells = []
+        for verdict_by_statement in verdicts_of_reports:
+            verdict = verdict_by_statement.get(key, "not tested")
+            cells.append(Cell(MARKS[verdict], style=STYLES[verdict]))
+        table.add(": ".join(key), *cells)
     console.print(table)
     console.print(Text(", ".join(f"{MARKS[v]} {v}" for v in STYLES), style="dim"))
 
 
-def _key(finding: Finding) -> tuple[str, str]:
-    return finding.statement.number, finding.statement.says
+def _verdicts(report: StudyReport) -> dict[tuple[str, str], StatementVerdict]:
+    """Return the verdict on each statement, by the statement's number and text."""
+    verdict_by_statement = {}
+    for finding in report.findings:
+        statement = finding.statement
+        verdict_by_statement[statement.number, statement.says] = finding.verdict
+    return verdict_by_statement

@@ -30,10 +30,13 @@ SPECIAL = ("preset", "config", "penalty", "penalty_weight", "parent")
 
 def _presets(name: str) -> str:
     """Return the presets' values of a field, at their own sizes."""
-    fast, paper = (getattr(make_recipe(preset), name) for preset in ("fast", "paper"))
+    fast = getattr(make_recipe("fast"), name)
+    paper = getattr(make_recipe("paper"), name)
     if fast is None:
         return ""
-    return f"  [default: {fast}]" if fast == paper else f"  [default: {fast}; paper: {paper}]"
+    if fast == paper:
+        return f"  [default: {fast}]"
+    return f"  [default: {fast}; paper: {paper}]"
 
 
 def _penalty(text: str) -> dict[str, Any]:
@@ -160,10 +163,9 @@ def train(
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
-            begun = (out / SETTINGS).exists()
-            next_step = (
-                f"wqk lab train --resume -o {out} resumes it" if begun else "no run was begun"
-            )
+            next_step = "no run was begun"
+            if (out / SETTINGS).exists():
+                next_step = f"wqk lab train --resume -o {out} resumes it"
             raise KeyboardInterrupt(next_step) from None
     if is_first:
         _print_outcome(run, stopwatch)
@@ -230,30 +232,34 @@ def summary(recipe: Recipe) -> str:
 
     from wqk_lab.training.models import available_precision
 
-    layers, heads = recipe.layers or 0, recipe.heads or 0
-    sizes = (
-        [counted(layers, "layer"), f"width {recipe.width}", counted(heads, "head")]
-        if recipe.config is None
-        else [f"a model of type {recipe.config.get('model_type')}"]
-    )
-    penalty = [] if recipe.penalty == "none" else [f"penalty {recipe.penalty}"]
-    gpu = torch.cuda.is_available()
-    idle = 0 if "WORLD_SIZE" in os.environ else max(0, torch.cuda.device_count() - 1)
-    threads, blocks = torch.get_num_threads(), recipe.batch * recipe.accumulation
-    device = "a GPU" if gpu else counted(threads, "thread")
-    return ", ".join(
-        [
-            f"{recipe.mode} ({recipe.objective})",
-            *sizes,
-            f"init {recipe.init}" if recipe.parent is None else f"from {recipe.parent['run']}",
-            *penalty,
-            f"{counted(recipe.steps, 'step')} of {blocks} × {recipe.block} tokens",
-            f"learning rate {recipe.learning_rate:g}",
-            f"seed {recipe.seed}",
-            f"{available_precision(recipe.precision)} on {device}",
-            *([f"{counted(idle, 'more GPU')} idle: torchrun uses all"] if idle else []),
-        ]
-    )
+    parts = [f"{recipe.mode} ({recipe.objective})"]
+    if recipe.config is None:
+        layers = counted(recipe.layers or 0, "layer")
+        heads = counted(recipe.heads or 0, "head")
+        parts += [layers, f"width {recipe.width}", heads]
+    else:
+        parts.append(f"a model of type {recipe.config.get('model_type')}")
+    if recipe.parent is None:
+        parts.append(f"init {recipe.init}")
+    else:
+        parts.append(f"from {recipe.parent['run']}")
+    if recipe.penalty != "none":
+        parts.append(f"penalty {recipe.penalty}")
+    steps = counted(recipe.steps, "step")
+    blocks = recipe.batch * recipe.accumulation
+    device = counted(torch.get_num_threads(), "thread")
+    if torch.cuda.is_available():
+        device = "a GPU"
+    parts += [
+        f"{steps} of {blocks} × {recipe.block} tokens",
+        f"learning rate {recipe.learning_rate:g}",
+        f"seed {recipe.seed}",
+        f"{available_precision(recipe.precision)} on {device}",
+    ]
+    idle = max(0, torch.cuda.device_count() - 1)
+    if idle and "WORLD_SIZE" not in os.environ:
+        parts.append(f"{counted(idle, 'more GPU')} idle: torchrun uses all")
+    return ", ".join(parts)
 
 
 def state(done: TrainingProgress) -> str:

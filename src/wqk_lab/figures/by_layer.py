@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.gridspec import SubplotSpec
     from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 
 def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[CurveEnd]:
@@ -98,13 +99,10 @@ def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
         axis.set_xlabel("training step")
 
 
-# Offsets of a label from its point, in points, the preferred ones first.
-OFFSETS = tuple(
-    (x, y, side)
-    for away in (5, 14, 26)
-    for y in (3, -7, 9, -14, 15, -20, 24, -30, 36, -42)
-    for x, side in ((away, "left"), (-away, "right"))
-)
+# Distances of a label from its point, in points, the preferred ones first: to either side, and up
+# or down.
+SIDEWAYS = (5, 14, 26)
+UPWARD = (3, -7, 9, -14, 15, -20, 24, -30, 36, -42)
 
 # A label that is further away than this, in points, has a line to its point.
 NEAR = 8
@@ -117,36 +115,26 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
     error bar or a line is preferred to a marker, and a marker to another label or an edge. A label
     that had to move far has a line to its point.
     """
-    from matplotlib.transforms import Bbox
-
     axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
-    points = [xy[0] for line in axis.lines if len(xy := np.asarray(line.get_xydata())) == 1]
-    markers = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
-    bars = [
-        Bbox([ends.min(axis=0), ends.max(axis=0)])
-        for bars in axis.collections
-        for segment in getattr(bars, "get_segments", list)()
-        if len(ends := axis.transData.transform(segment))
-    ]
-    for line in axis.lines:
-        heights = np.asarray(line.get_ydata(), dtype=float)
-        if len(heights) == 2 and heights[0] == heights[1]:  # a line of `axhline`
-            _, y = axis.transData.transform((1, heights[0]))
-            bars.append(Bbox.from_extents(axis.bbox.x0, y, axis.bbox.x1, y))
+    markers = _marker_boxes(axis)
+    bars = [*_bar_boxes(axis), *_horizontal_boxes(axis)]
     placed: list[Bbox] = []
 
     def overlap(box: Bbox) -> int:
-        outside = min(*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)) < 2
-        worse = sum(map(box.overlaps, placed)) + outside
-        return int(sum(map(box.overlaps, bars)) + 4 * sum(map(box.overlaps, markers)) + 50 * worse)
+        is_outside = min(*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)) < 2
+        labels_and_edges = sum(map(box.overlaps, placed)) + int(is_outside)
+        covered_markers = sum(map(box.overlaps, markers))
+        covered_bars = sum(map(box.overlaps, bars))
+        return int(covered_bars + 4 * covered_markers + 50 * labels_and_edges)
 
+    offsets = _label_offsets()
     for label in labels:
         boxes = []
-        for x, y, side in OFFSETS:
+        for x, y, side in offsets:
             label.set(position=(x, y), horizontalalignment=side)
             boxes.append(label.get_window_extent())
         best = min(range(len(boxes)), key=lambda index: overlap(boxes[index]))
-        x, y, side = OFFSETS[best]
+        x, y, side = offsets[best]
         label.set(position=(x, y), horizontalalignment=side)
         if abs(x) > NEAR or abs(y) > NEAR:
             axis.annotate(
@@ -165,11 +153,68 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
         placed.append(boxes[best])
 
 
+def _label_offsets() -> list[tuple[int, int, str]]:
+    """Return the offsets (x, y) of labels, the preferred ones first, with their alignments."""
+    offsets = []
+    for sideways in SIDEWAYS:
+        for y in UPWARD:
+            offsets += [(sideways, y, "left"), (-sideways, y, "right")]
+    return offsets
+
+
+def _marker_boxes(axis: Axes) -> list[Bbox]:
+    """Return boxes around the markers of single points, in pixels."""
+    from matplotlib.transforms import Bbox
+
+    points = []
+    for line in axis.lines:
+        line_points = np.asarray(line.get_xydata())
+        if len(line_points) == 1:
+            points.append(line_points[0])
+    return [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
+
+
+def _bar_boxes(axis: Axes) -> list[Bbox]:
+    """Return boxes around error bars, in pixels."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for bars in axis.collections:
+        segments = bars.get_segments() if isinstance(bars, LineCollection) else []
+        for segment in segments:
+            ends = axis.transData.transform(segment)
+            if len(ends):
+                boxes.append(Bbox([ends.min(axis=0), ends.max(axis=0)]))
+    return boxes
+
+
+def _horizontal_boxes(axis: Axes) -> list[Bbox]:
+    """Return flat boxes along the lines of `axhline`, in pixels."""
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for line in axis.lines:
+        heights = np.asarray(line.get_ydata(), dtype=float)
+        if len(heights) == 2 and heights[0] == heights[1]:
+            _, y = axis.transData.transform((1, heights[0]))
+            boxes.append(Bbox.from_extents(axis.bbox.x0, y, axis.bbox.x1, y))
+    return boxes
+
+
 # The ends of each score's range by chance.
 ENDINGS = ("untrained_low", "untrained_high")
 
 
-ENDS = tuple(f"{score}_{end}" for score in SCORE_LABELS for end in ENDINGS)
+def _ends_of_scores() -> tuple[str, ...]:
+    """Return the columns of the ranges by chance: the ends of each score in turn."""
+    names = []
+    for score in SCORE_LABELS:
+        names += [f"{score}_{end}" for end in ENDINGS]
+    return tuple(names)
+
+
+ENDS = _ends_of_scores()
 
 
 def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
@@ -183,16 +228,17 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     TableError
         No model was scored at several distances.
     """
-    frame = pl.DataFrame() if table is None else latest(table).layers.frame
-    if frame.is_empty() or frame["distance"].n_unique() < 2:
+    layers = None if table is None else latest(table).layers
+    if layers is None or layers.frame["distance"].n_unique() < 2:
         raise TableError(
             "distances needs scores at several distances: wqk scan REF --distance 0:64 --out FILE "
             "(rotary models), then --from FILE; got none"
         )
     several = pl.col("distance").n_unique().over("title") > 1
-    rows = titled(frame).filter(several)
-    gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
-    untrained = [_ends(d, rank, gamma) for d, rank in rows.select("d_query", "rank").iter_rows()]
+    rows = titled(layers.frame).filter(several)
+    gamma = float(layers.metadata.get("gamma", 2.0))
+    sizes = rows.select("d_query", "rank").iter_rows()
+    untrained = [_ends(width, rank, gamma) for width, rank in sizes]
     ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
     return rows.select("title", "layer", "distance", *SCORE_LABELS).hstack(ends)
 
@@ -202,7 +248,7 @@ def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | No
     if width is None or rank is None:
         return (None,) * len(ENDS)
     ranges = untrained_range(width, rank, gamma)
-    return tuple(end for score in SCORE_LABELS for end in ranges[score])
+    return tuple(chain.from_iterable(ranges[score] for score in SCORE_LABELS))
 
 
 @style()
@@ -263,29 +309,35 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
 @style()
 def coupling_by_layer(rows: pl.DataFrame) -> Figure:
     """Draw `coupling_rows`: small matrices on one color scale; every model begins a row."""
-    models = [
+    layers_of_models = [
         model.partition_by("layer", maintain_order=True)
         for model in rows.partition_by("title", maintain_order=True)
     ]
     # Rows of equal length: twelve layers are two rows of six, thirteen three of five or less.
-    longest = max(map(len, models))
+    longest = max(map(len, layers_of_models))
     columns = math.ceil(longest / math.ceil(longest / PANEL_COLUMNS))
-    lines = [model[at : at + columns] for model in models for at in range(0, len(model), columns)]
+    layers_of_rows: list[list[pl.DataFrame]] = []
+    first_rows = []  # of each model
+    for layers in layers_of_models:
+        first_rows.append(len(layers_of_rows))
+        for start in range(0, len(layers), columns):
+            layers_of_rows.append(layers[start : start + columns])
+    row_count = len(layers_of_rows)
     width = 1.2 + (PAPER_WIDTH - 1.2) / PANEL_COLUMNS * columns
-    figure = new_figure(width, 0.3 + len(lines) * (0.45 + (width - 1.2) / columns))
-    axes = figure.subplots(len(lines), columns, squeeze=False)
-    for row, line in zip(axes, lines, strict=True):
-        for axis, layer in zip(row, line, strict=False):
+    figure = new_figure(width, 0.3 + row_count * (0.45 + (width - 1.2) / columns))
+    axes = figure.subplots(row_count, columns, squeeze=False)
+    for row, (panels, layers) in enumerate(zip(axes, layers_of_rows, strict=True)):
+        for axis, layer in zip(panels, layers, strict=False):
             square = layer["coupling"].to_numpy().reshape(layer["a"].n_unique(), -1)
             drawn = draw_coupling(axis, square, ticks=4)
             axis.set_title(f"\nlayer {layer['layer'][0]}", fontsize=8, fontweight="normal")
             axis.set_xlabel("head b")
-        for axis in row[len(line) :]:
+        for axis in panels[len(layers) :]:
             axis.remove()
-        row[0].set_ylabel("head a")
-        if any(line[0] is model[0] for model in models):
-            heading(row[0], line[0]["title"][0])
-    add_color_scale(figure, drawn, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
+        panels[0].set_ylabel("head a")
+        if row in first_rows:
+            heading(panels[0], layers[0]["title"][0])
+    add_color_scale(figure, drawn, shrink=min(1.0, 1.6 / row_count), aspect=15)
     return figure
 
 
@@ -379,10 +431,10 @@ def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
     chosen = []
     for stack, measure in (("encoder", _image_symmetry), ("decoder", _unevenness)):
         if remaining:
-            chosen.append(
-                max([b for b in remaining if b.key.stack == stack] or remaining, key=measure)
-            )
-            remaining.remove(chosen[-1])
+            candidates = [block for block in remaining if block.key.stack == stack] or remaining
+            example = max(candidates, key=measure)
+            chosen.append(example)
+            remaining.remove(example)
     names = titles([vars(block.key) for block in chosen])
     return {
         f"{name}, layer {block.key.layer}": picture(block)
@@ -391,9 +443,12 @@ def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
 
 
 def _image_symmetry(block: BlockDetails) -> float:
+    """Return the symmetry of a form's image; -1 if the image is zero or not square."""
     image = block.image.astype(np.float64)
-    square = image.shape[0] == image.shape[1]
-    return float(np.sum(image * image.T) / np.sum(image**2)) if square and image.any() else -1.0
+    rows, columns = image.shape
+    if rows != columns or not image.any():
+        return -1.0
+    return float(np.sum(image * image.T) / np.sum(image**2))
 
 
 def _unevenness(block: BlockDetails) -> float:

@@ -161,7 +161,9 @@ def draw(name: str, sources: Sources) -> Figure:
     """
     rows = numbers(name, sources)
     entry = FIGURES[name]
-    return entry.draw(rows, examples(sources.blocks)) if entry.with_matrices else entry.draw(rows)
+    if entry.with_matrices:
+        return entry.draw(rows, examples(sources.blocks))
+    return entry.draw(rows)
 
 
 def save(name: str, sources: Sources, path: Path) -> None:

@@ -123,23 +123,29 @@ def _rows_of(run: Run) -> pl.DataFrame:
 def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
     """Scores of the change from one form to another, and what is left of the first one's parts."""
     change = after.difference(before)
-    first, last = before.numpy(), after.numpy()
-    parts = [(first + first.T) / 2, (first - first.T) / 2]
-    symmetric, skew = (float((last * part).sum() / (part**2).sum()) for part in parts)
-    new = last - symmetric * parts[0] - skew * parts[1]
+    first = before.numpy()
+    last = after.numpy()
+    symmetric_part = (first + first.T) / 2
+    skew_part = (first - first.T) / 2
+    kept_symmetric = float((last * symmetric_part).sum() / (symmetric_part**2).sum())
+    kept_skew = float((last * skew_part).sum() / (skew_part**2).sum())
+    new = last - kept_symmetric * symmetric_part - kept_skew * skew_part
     return {
         "change_symmetry": float(change.symmetry),
         "change_norm": float(change.norm / before.norm),
-        "kept_symmetric": symmetric,
-        "kept_skew": skew,
+        "kept_symmetric": kept_symmetric,
+        "kept_skew": kept_skew,
         "new_symmetry": float((new * new.T).sum() / (new**2).sum()),
     }
 
 
 def _origin(parent: Mapping[str, Any]) -> str:
     """Name the state before a run: ``decoder``, or ``decoder, encoder`` after a conversion."""
+    mode = str(parent["mode"])
     before = parent.get("parent")
-    return f"{_origin(before['recipe'])}, {parent['mode']}" if before else str(parent["mode"])
+    if before:
+        return f"{_origin(before['recipe'])}, {mode}"
+    return mode
 
 
 def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> pl.DataFrame:
@@ -152,14 +158,18 @@ def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> 
 
     keys = ["corpus", *CONDITION, "step", "layer"]
     summaries: list[dict[str, Any]] = []
-    long = rows.unpivot([*quantities], index=[*keys, "seed"], variable_name="quantity").drop_nulls(
-        "value"
-    )
-    for key, group in long.group_by([*keys, "quantity"], maintain_order=True):
-        result = paired(group["value"].to_list())
+    values = rows.unpivot([*quantities], index=[*keys, "seed"], variable_name="quantity")
+    columns = [*keys, "quantity"]
+    for place, values_of_seeds in values.drop_nulls("value").group_by(columns, maintain_order=True):
+        result = paired(values_of_seeds["value"].to_list())
         summaries.append(
-            dict(zip([*keys, "quantity"], key, strict=True))
-            | {"value": result.mean, "low": result.low, "high": result.high, "seeds": result.count}
+            {
+                **dict(zip(columns, place, strict=True)),
+                "value": result.mean,
+                "low": result.low,
+                "high": result.high,
+                "seeds": result.count,
+            }
         )
     return pl.DataFrame(summaries, schema_overrides={"low": pl.Float64(), "high": pl.Float64()})
 

@@ -59,16 +59,17 @@ def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFra
 
     Empty if no seed has both.
     """
-    baseline_losses = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
-    return over_seeds(
-        [
-            held_out_losses(run)
-            .join(baseline_losses[seed].select("step", other="value"), on="step")
-            .select("step", pl.col("value") - pl.col("other"), quantity=pl.lit("loss_difference"))
-            for run in runs
-            if (seed := run.recipe.get("seed")) in baseline_losses
-        ]
-    )
+    losses_by_seed = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
+    differences = []
+    for run in runs:
+        seed = run.recipe.get("seed")
+        if seed not in losses_by_seed:
+            continue
+        baseline_losses = losses_by_seed[seed].select("step", baseline="value")
+        losses = held_out_losses(run).join(baseline_losses, on="step")
+        difference = pl.col("value") - pl.col("baseline")
+        differences.append(losses.select("step", difference, quantity=pl.lit("loss_difference")))
+    return over_seeds(differences)
 
 
 def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:

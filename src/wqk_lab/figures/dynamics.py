@@ -124,11 +124,11 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
 def _curves(
     groups: Iterable[ModeGroup], of: Literal["scores", "updates"] = "scores"
 ) -> pl.DataFrame:
-    curves = {
-        group.title: {mode: score_curves(cell.runs, of) for mode, cell in group.cells.items()}
-        for group in groups
-    }
-    return of_cells({name: of_cells(modes, "mode") for name, modes in curves.items()}, "comparison")
+    curves_by_title = {}
+    for group in groups:
+        curves_by_mode = {mode: score_curves(cell.runs, of) for mode, cell in group.cells.items()}
+        curves_by_title[group.title] = of_cells(curves_by_mode, "mode")
+    return of_cells(curves_by_title, "comparison")
 
 
 def _draw_layers(
@@ -144,7 +144,8 @@ def _draw_layers(
 def _layer_note(curves: pl.DataFrame) -> str:
     """Explain the curves of layers, and their bands if any are drawn."""
     layers = curves.filter(pl.col("layer").is_not_null())
-    return f"{LAYER_NUMBERS}; bands span the seeds." if has_seeds(layers) else f"{LAYER_NUMBERS}."
+    bands = "; bands span the seeds" if has_seeds(layers) else ""
+    return f"{LAYER_NUMBERS}{bands}."
 
 
 def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[CurveEnd]:
@@ -153,6 +154,7 @@ def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[CurveEnd]:
     ends: list[CurveEnd] = []
     for curve in medians.partition_by("mode", maintain_order=True):
         mode = curve["mode"][0]
-        draw_curve(axis, curve, ("q25", "q75"), color=STACK_COLORS[mode], linestyle=LINES[mode])
-        ends.append((curve["value"][-1], mode, STACK_COLORS[mode]))
+        color = STACK_COLORS[mode]
+        draw_curve(axis, curve, ("q25", "q75"), color=color, linestyle=LINES[mode])
+        ends.append((curve["value"][-1], mode, color))
     return ends

@@ -136,10 +136,11 @@ def left_out(table: ScoreTable | None, parameters: Mapping[str, int] | None = No
         if name not in placed:
             reason = _reason(name, table.filter(pl.col("checkpoint") == name), sizes)
             names_by_reason.setdefault(reason, []).append(name)
-    return [
-        f"{_listed(names)}: {reason}{_advice(names[0]) if reason in (NO_SIZE, ALONE) else ''}"
-        for reason, names in names_by_reason.items()
-    ]
+    lines = []
+    for reason, names in names_by_reason.items():
+        advice = _advice(names[0]) if reason in (NO_SIZE, ALONE) else ""
+        lines.append(f"{_listed(names)}: {reason}{advice}")
+    return lines
 
 
 def _reason(name: str, table: ScoreTable, sizes: Mapping[str, int]) -> str:
@@ -149,7 +150,8 @@ def _reason(name: str, table: ScoreTable, sizes: Mapping[str, int]) -> str:
         return OTHER_FORMS
     if not set(rows["stack"]) & set(STACKS):
         return OTHER_STACK
-    return NO_SIZE if rows["parameters"].is_null().all() and name not in sizes else ALONE
+    has_size = name in sizes or rows["parameters"].is_not_null().any()
+    return ALONE if has_size else NO_SIZE
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -223,9 +225,8 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     matrices = matrices or {}
     figure = new_figure(PAPER_WIDTH, 5.4)
     names_by_axis = {}
-    grid = figure.add_gridspec(
-        2, 2 if matrices else 1, width_ratios=[1.6, 1.0][: 2 if matrices else 1]
-    )
+    column_widths = [1.6, 1.0] if matrices else [1.6]
+    grid = figure.add_gridspec(2, len(column_widths), width_ratios=column_widths)
     for index, (score, title_of_score) in enumerate(SCORES.items()):
         axis = figure.add_subplot(grid[index, 0])
         names_by_axis[axis] = _draw_models(axis, rows.drop_nulls(score), score)
@@ -254,10 +255,11 @@ def _own_rows(table: ScoreTable | None, sizes: Mapping[str, int]) -> pl.DataFram
         return pl.DataFrame(schema=ATLAS_COLUMNS)
     rows = summarize(latest(_whole_models(table, sizes)))
     size = pl.col("model").replace_strict(sizes, default=None, return_dtype=pl.Int64)
-    rows = rows.with_columns(parameters=pl.coalesce(size, "parameters"))
-    return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
-        ["stack", "parameters"]
+    rows = rows.with_columns(
+        pl.col("stack").replace_strict(STACKS, default=None),
+        parameters=pl.coalesce(size, "parameters"),
     )
+    return rows.drop_nulls(["stack", "parameters"])
 
 
 def _whole_models(table: ScoreTable, sizes: Collection[str]) -> ScoreTable:
@@ -307,7 +309,9 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
         error = [[max(row[f"{score}_{side}"], 0)] for side in ("below", "above")]
         look = _look(row, faint=bool(own_rows.height)) | {"linestyle": "", "elinewidth": 0.7}
         axis.errorbar(row["parameters"], row[score], error, **look)
-    labeled = own_rows if 0 < own_rows.height <= LABELED else _extremes(rows.filter("sound"), score)
+    labeled = own_rows
+    if own_rows.is_empty() or own_rows.height > LABELED:
+        labeled = _extremes(rows.filter("sound"), score)
     names = []
     for row in labeled.iter_rows(named=True):
         name = axis.annotate(
@@ -328,11 +332,12 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
 
 def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
     """Return the models of each stack with the lowest and highest score, and the largest."""
-    chosen = [
-        pl.concat([stack.sort(score)[[0, -1]], stack.sort("parameters")[-1:]])
-        for stack in rows.partition_by("stack")
-        if stack.height >= EXTREMES
-    ]
+    chosen = []
+    for rows_of_stack in rows.partition_by("stack"):
+        if rows_of_stack.height >= EXTREMES:
+            lowest_and_highest = rows_of_stack.sort(score)[[0, -1]]
+            largest = rows_of_stack.sort("parameters")[-1:]
+            chosen += [lowest_and_highest, largest]
     if not chosen:
         return rows.clear()
     extremes = pl.concat(chosen).unique(maintain_order=True)
@@ -371,20 +376,17 @@ def _handles(rows: pl.DataFrame) -> list[Line2D]:
     """Return the legend: encoders, decoders, and the numbered reasons for hollow markers."""
     from matplotlib.lines import Line2D
 
-    groups = {
-        f"{stack}, {title}": rows.filter("sound", source=source, stack=stack)
-        for source, title in (("published", "published"), ("own", "own scan"))
-        for stack in STACK_COLORS
-    }
-    groups |= {flags()[flag].title: rows.filter(reason=flag) for flag in HOLLOW}
-    return [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            label=f"{title} ({group.height})",
-            **_look(group.row(0, named=True), faint=False),
-        )
-        for title, group in groups.items()
-        if group.height
-    ]
+    rows_by_title = {}
+    for source, title_of_source in (("published", "published"), ("own", "own scan")):
+        for stack in STACK_COLORS:
+            rows_of_stack = rows.filter("sound", source=source, stack=stack)
+            rows_by_title[f"{stack}, {title_of_source}"] = rows_of_stack
+    for flag in HOLLOW:
+        rows_by_title[flags()[flag].title] = rows.filter(reason=flag)
+    handles = []
+    for title, rows_of_title in rows_by_title.items():
+        if rows_of_title.height:
+            look = _look(rows_of_title.row(0, named=True), faint=False)
+            label = f"{title} ({rows_of_title.height})"
+            handles.append(Line2D([], [], linestyle="", label=label, **look))
+    return handles

@@ -27,14 +27,15 @@ def published_pairs(figure: str) -> pl.DataFrame:
     >>> published_pairs("fig3")["mode"].unique(maintain_order=True).to_list()
     ['encoder', 'decoder']
     """
-    modes = ("encoder", "decoder")
-    pairs = {
-        f"published: {dataset}, {SIZE}": {
-            mode: _score_curves(size=SIZE, dataset=dataset, mode=mode) for mode in modes
+    curves_by_comparison = {}
+    for dataset in CORPORA[figure]:
+        curves_by_mode = {
+            mode: _score_curves(size=SIZE, dataset=dataset, mode=mode)
+            for mode in ("encoder", "decoder")
         }
-        for dataset in CORPORA[figure]
-    }
-    return of_cells({name: of_cells(pair, "mode") for name, pair in pairs.items()}, "comparison")
+        comparison = f"published: {dataset}, {SIZE}"
+        curves_by_comparison[comparison] = of_cells(curves_by_mode, "mode")
+    return of_cells(curves_by_comparison, "comparison")
 
 
 def published_starts() -> pl.DataFrame:
@@ -48,16 +49,12 @@ def published_starts() -> pl.DataFrame:
     [('random', 3200), ('symmetric', 1000)]
     """
     losses = published_losses().filter(**STARTS)
-    curves = {
-        start: over_seeds(
-            [
-                losses.filter(initialization=start).select(
-                    "step", quantity=pl.lit("training_loss"), value="loss"
-                )
-            ]
+    curves = {}
+    for start in ("random", "symmetric"):
+        losses_of_start = losses.filter(initialization=start).select(
+            "step", quantity=pl.lit("training_loss"), value="loss"
         )
-        for start in ("random", "symmetric")
-    }
+        curves[start] = over_seeds([losses_of_start])
     curves["random"] = pl.concat([_score_curves(**STARTS), curves["random"]])
     return of_cells(curves, "start")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wqk.errors import OutputError, RunError, TableError
 from wqk.tables.run import Run
@@ -48,7 +48,9 @@ def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
         raise OutputError(f"{reason}; got the ending {ending!r}", reason=reason)
     own_results = training_results(sources.runs) if name == "table1" else sources.scores
     if not own_results and (sources.runs or sources.table or sources.blocks):
-        needed = "training runs" if name == "table1" else "scores (wqk survey, wqk scan --out)"
+        needed = "scores (wqk survey, wqk scan --out)"
+        if name == "table1":
+            needed = "training runs"
         raise TableError(f"{name} takes {needed} next to the published values; got none")
     return paper_table(name, TEXTS[ending], own_results or None)
 
@@ -72,7 +74,8 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     named: dict[tuple[str, ...], RunCell] = {}
     results = []
     for cell in grouped:
-        result = _result(cell, next((c for c in grouped if _is_baseline(c, cell)), None))
+        baselines = [baseline for baseline in grouped if _is_baseline(baseline, cell)]
+        result = _result(cell, baselines[0] if baselines else None)
         name = (result.size, result.dataset, result.initialization)
         if namesake := named.get(name):
             fields = dict.fromkeys([*namesake.shared, *cell.shared])
@@ -92,13 +95,17 @@ def _is_baseline(baseline: RunCell, cell: RunCell) -> bool:
 
     The two cells share a seed at least.
     """
-    seeds = ({run.recipe.get("seed") for run in compared.runs} for compared in (baseline, cell))
     return (
         baseline is not cell
         and baseline.start == "random"
         and baseline.without(START) == cell.without(START)
-        and bool(set.intersection(*seeds))
+        and not _seeds(baseline).isdisjoint(_seeds(cell))
     )
+
+
+def _seeds(cell: RunCell) -> set[Any]:
+    """Return the seeds of a cell's runs."""
+    return {run.recipe.get("seed") for run in cell.runs}
 
 
 def _result(cell: RunCell, baseline: RunCell | None) -> TrainingResult:
@@ -136,4 +143,6 @@ def _interval(result: Paired | None) -> tuple[float, float] | None:
 def _last(run: Run) -> tuple[int, float]:
     """Step and value of a run's last held-out loss; step 0 without one."""
     losses = held_out_losses(run)
-    return (int(losses["step"][-1]), float(losses["value"][-1])) if losses.height else (0, 0.0)
+    if losses.is_empty():
+        return 0, 0.0
+    return int(losses["step"][-1]), float(losses["value"][-1])

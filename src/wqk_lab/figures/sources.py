@@ -89,11 +89,10 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     blocks: list[BlockDetails] = []
     pairs: PairSurvey | None = None
     for path in map(Path, paths):
-        settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
-        if folders := sorted(file.parent for file in settings):
+        if folders := _folders_with(SETTINGS, path):
             runs += map(open_run, folders)
-        elif followed := [path] if (path / SCORES).is_file() else sorted(path.glob(f"*/{SCORES}")):
-            for folder in (place if place.is_dir() else place.parent for place in followed):
+        elif folders := _folders_with(SCORES, path):
+            for folder in folders:
                 runs += followed_runs(Run(folder, {}).scores, folder)
         elif _is_watched(path):
             tables.append(_survey(path / WATCHED))
@@ -110,6 +109,13 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
             tables.append(read_table(path))
     table = join(tables) if tables else None
     return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
+
+
+def _folders_with(file_name: str, path: Path) -> list[Path]:
+    """Return a folder if it contains a file; otherwise the folders within it that contain one."""
+    if (path / file_name).is_file():
+        return [path]
+    return sorted(file.parent for file in path.glob(f"*/{file_name}"))
 
 
 def _is_watched(folder: Path) -> bool:
