@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any, Literal
 
 import polars as pl
@@ -12,8 +12,9 @@ import polars as pl
 from wqk._console import number
 from wqk.errors import TableError, UnknownName
 from wqk.tables.score_table import ScoreTable
-from wqk.tables.sheet import Cell, Sheet, SheetColumn
+from wqk.tables.sheet import Bar, Cell, Sheet, SheetColumn
 from wqk_lab.atlas.ranks import (
+    ATLAS_COLUMNS,
     flags,
     interquartile,
     marks,
@@ -29,6 +30,12 @@ TableName = Literal["table1", "tableS2", "tableS3"]
 FORMATS: dict[str, Callable[[Sheet], str]] = {"markdown": Sheet.markdown, "latex": Sheet.latex}
 
 SCORE_OF = {"tableS2": "symmetry", "tableS3": "directionality"}
+
+# Heading of own models that are not in the paper's table.
+YOUR_MODELS = "Your models"
+
+# Cells in place of a median and the distances to the quartiles.
+NO_SCORE = [Cell(""), Cell("")]
 
 
 @dataclass(frozen=True)
@@ -76,16 +83,17 @@ def paper_table(
     format
         ``markdown``, or ``latex`` for a booktabs tabular.
     own
-        Results to print next to the published ones. For Tables S2 and S3, a score table, in which
-        models are identified by their Hub ids (such as that of a `wqk.survey` of
-        ``paper:language``); of several revisions, the last is used. For Table 1, training results,
-        printed on lines of their own below.
+        Results to print next to the published ones. For Tables S2 and S3, a score table, such as
+        that of `wqk.scan`, or of a `wqk.survey` of ``paper:language``; of several revisions or
+        steps, the last is used. A model of the paper's table, identified by its Hub id or the last
+        part of the id, is printed next to the published row. Other models are printed below, with
+        their stack. For Table 1, training results, printed on lines of their own below.
 
     Raises
     ------
     TableError
-        There is no such table or format, the results are of the other kind, or two training results
-        have the same name.
+        There is no such table or format, the results are of the other kind or not of plain
+        self-attention, or two training results have the same name.
 
     Examples
     --------
@@ -121,37 +129,85 @@ def paper_table(
 
 
 def _scores(score: str, own: ScoreTable | None) -> Sheet:
-    """Table S2 or S3: two halves side by side."""
+    """Table S2 or S3: two halves side by side, and own models that are not in the table below."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
-    mine = None if own is None else summarize(own)
-    ending = "." if mine is None else ", with own results next to them."
-    if mine is not None and not any(of_model(mine, row).height for row in rows):
-        mine, ending = None, ". None of the given checkpoints is a model of this table."
     letters = marks(rows)
+    own_rows = _own_rows(own)
+    matches = [_own_row(row, own_rows) for row in rows]
+    is_matched = any(matches)
     lines = []
-    for row in rows:
+    for row, match in zip(rows, matches, strict=True):
         cells = [Cell(row["name"], marks=_letters(row, letters)), *_median_cells(row, score)]
-        if mine is not None:
-            own_rows = of_model(mine, row).to_dicts()
-            cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
+        if is_matched:
+            cells += _median_cells(match, score) if match else NO_SCORE
         lines.append(cells)
-    half = len(lines) // 2
     columns = [
         SheetColumn("Model", text=True),
         SheetColumn("Median"),
         SheetColumn("Interquartile range", True),
     ]
-    if mine is not None:
+    if is_matched:
         columns += [SheetColumn("Own median"), SheetColumn("Own range", text=True)]
-    return Sheet(
-        columns * 2,
-        [
-            [*left_cells, *right_cells]
-            for left_cells, right_cells in zip(lines[:half], lines[half:], strict=True)
-        ],
-        f"Median {score} over layers, and the distances to the quartiles, as published{ending}",
-        _notes(letters),
-    )
+    sheet = Sheet(columns * 2, _side_by_side(lines), notes=_notes(letters))
+    further = [row for row in own_rows.to_dicts() if row not in matches]
+    if further:
+        sheet.heading(YOUR_MODELS)
+        sheet.rows += _side_by_side(_further_lines(further, score, is_matched))
+    sheet.caption = f"Median {score} over layers, and the distances to the quartiles, as published"
+    if is_matched:
+        sheet.caption += ", with own results next to them"
+    if further:
+        sheet.caption += "; below them, own models that are not in the paper's table"
+    sheet.caption += "."
+    return sheet
+
+
+def _own_rows(own: ScoreTable | None) -> pl.DataFrame:
+    """Return the last row of each stack of each own checkpoint, with distinct names.
+
+    Raises
+    ------
+    TableError
+        The table has scores, but none that can be compared with the published scores.
+    """
+    if own is None:
+        return pl.DataFrame(schema=ATLAS_COLUMNS)
+    rows = summarize(own).unique(["model", "stack"], keep="last", maintain_order=True)
+    if len(own) and rows.is_empty():
+        raise TableError(
+            "the published scores are of plain self-attention; the table has none: scan without "
+            "--fold-norm, --bias, --circuit, --gamma and --distance"
+        )
+    has_namesake = pl.struct("name", "stack").is_duplicated()
+    return rows.with_columns(name=pl.when(has_namesake).then("model").otherwise("name"))
+
+
+def _own_row(row: Mapping[str, Any], own_rows: pl.DataFrame) -> dict[str, Any] | None:
+    """Return the last own row of a published row's model, if any."""
+    matches = of_model(own_rows, row).to_dicts()
+    return matches[-1] if matches else None
+
+
+def _further_lines(
+    rows: Sequence[Mapping[str, Any]], score: str, is_matched: bool
+) -> list[list[Cell]]:
+    """Return the lines of own models without a published row, in columns of own scores if any."""
+    lines = []
+    for row in rows:
+        cells = _median_cells(row, score)
+        if is_matched:
+            cells = [*NO_SCORE, *cells]
+        lines.append([Cell(row["name"], aside=row["stack"]), *cells])
+    return lines
+
+
+def _side_by_side(lines: list[list[Cell]]) -> list[list[Cell | Bar]]:
+    """Return rows of two lines each: the first half on the left, the second on the right."""
+    half = (len(lines) + 1) // 2
+    rows: list[list[Cell | Bar]] = []
+    for left, right in zip_longest(lines[:half], lines[half:]):
+        rows.append([*left, *(right or [Cell("")] * len(left))])
+    return rows
 
 
 def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:

@@ -132,6 +132,8 @@ def figure(
       s1         the same, vision and audio
       s2         the same, models with an encoder and a decoder
       tableS2, tableS3
+                 medians of symmetry; of directionality. A model of the paper's table is
+                 next to its row, any other model below, under "Your models"
     From training runs:
       table1     initializations: losses and the paper's
       fig3       an encoder and a decoder during training, medians and layers
@@ -226,8 +228,11 @@ def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
     from wqk._files import write_atomically
     from wqk.cli import display
     from wqk_lab.figures import table_text
+    from wqk_lab.figures.results import not_comparable
 
     text = table_text(name, sources, out.suffix if out else ".md")
+    if names := not_comparable(sources.scores):
+        display.say(f"not in the table, {', '.join(names)}: no scores of plain self-attention")
     if out and not display.is_standard_output(out):
         write_atomically(out, text.encode())
         display.say(f"{name}: {out}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from wqk._console import last_part
 from wqk.errors import OutputError, RunError, TableError
 from wqk.tables.run import Run
-from wqk_lab.atlas import TrainingResult, paper_table
+from wqk.tables.score_table import ScoreTable
+from wqk_lab.atlas import TrainingResult, paper_table, summarize
 from wqk_lab.atlas.paper_tables import TableName
 from wqk_lab.figures.curves import held_out_losses
 from wqk_lab.runs.groups import START, RunCell, cells
@@ -53,6 +55,24 @@ def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
             needed = "training runs"
         raise TableError(f"{name} takes {needed} next to the published values; got none")
     return paper_table(name, TEXTS[ending], own_results or None)
+
+
+def not_comparable(table: ScoreTable | None) -> list[str]:
+    """Return the names of the checkpoints that Tables S2 and S3 leave out.
+
+    These checkpoints have no scores of plain self-attention, as the published scores are.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> not_comparable(wqk.scan(wqk.demo_model("encoder")))
+    []
+    """
+    if table is None:
+        return []
+    comparable = set(summarize(table)["model"])
+    names = table.frame["checkpoint"].unique(maintain_order=True)
+    return [last_part(name) for name in names if name not in comparable]
 
 
 def training_results(runs: Sequence[Run]) -> list[TrainingResult]:

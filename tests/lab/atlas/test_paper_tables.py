@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import pytest
 from tests.lab.atlas.making import layers
@@ -56,10 +57,47 @@ def test_own_medians_stand_beside_the_published_ones() -> None:
     )
     for name, expected in (("tableS2", "0.50"), ("tableS3", "−0.10")):
         rows = body(paper_table(name, own=table))  # type: ignore[arg-type]
-        halves = [r[:5] for r in rows] + [r[5:] for r in rows]
+        *printed, heading, further = rows
+        halves = [r[:5] for r in printed] + [r[5:] for r in printed]
         mine = [half for half in halves if half[3]]
         assert [half[0] for half in mine] == ["BERT-base", "BERT-base"]
         assert mine[0][3:] == [expected, "± [0.05, 0.05]"]
+        assert heading == ["**Your models**", *[""] * 9]
+        assert further[:5] == ["such-model (encoder)", "", "", "0.90", "± [0.00, 0.00]"]
+
+
+@pytest.mark.parametrize("format", ["markdown", "latex"])
+@pytest.mark.parametrize(("name", "median"), [("tableS2", "0.50"), ("tableS3", "−0.10")])
+def test_models_that_are_not_in_the_table_are_below(
+    name: TableName, median: str, format: Literal["markdown", "latex"]
+) -> None:
+    tables = [
+        layers([0.4, 0.6], [-0.2, 0.0], checkpoint="a/mine"),
+        layers([None], [0.3], checkpoint="b/mine"),
+        layers([0.2], [0.2], checkpoint="speech", stack="vision"),
+    ]
+    text = paper_table(name, format, own=join(tables))
+    assert "below them, own models that are not in the paper's table" in text
+    if format == "latex":
+        median = median.replace("−", "$-$")
+        assert r"\multicolumn{6}{l}{\textbf{Your models}} \\" in text
+        assert f"  a/mine (encoder) & {median} & $\\pm$ [0.05, 0.05] & speech (vision) &" in text
+        return
+    *printed, heading, first, second = body(text)
+    assert printed == body(paper_table(name))
+    assert heading == ["**Your models**", *[""] * 5]
+    assert first[:4] == ["a/mine (encoder)", median, "± [0.05, 0.05]", "speech (vision)"]
+    without_symmetry = ["–", ""] if name == "tableS2" else ["0.30", "± [0.00, 0.00]"]
+    assert second == ["b/mine (encoder)", *without_symmetry, "", "", ""]
+
+
+def test_scores_that_cannot_be_compared_are_refused() -> None:
+    for other in (
+        layers([0.1], [0.1], metadata={"gamma": 3.0}),
+        layers([0.1], [0.1], kind="cross"),
+    ):
+        with pytest.raises(TableError, match="of plain self-attention; the table has none"):
+            paper_table("tableS2", own=other)
 
 
 def test_own_training_stands_below_table_1() -> None:

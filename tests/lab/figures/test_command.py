@@ -95,6 +95,16 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
     assert r"\begin{tabular}" in (tmp_path / "s3.tex").read_text()
 
 
+def test_checkpoints_that_a_table_leaves_out_are_named(tmp_path: Path) -> None:
+    scores = tmp_path / "own.parquet"
+    table(row(0, checkpoint="a/mine"), row(0, checkpoint="b/other", kind="cross")).write(scores)
+    done = wqk("tableS2", scores, "--out", tmp_path / "s2.md")
+    assert "| mine (encoder) | 0.10 |" in (tmp_path / "s2.md").read_text()
+    named, written = done.stderr.strip().splitlines()
+    assert named == "not in the table, other: no scores of plain self-attention"
+    assert written == f"tableS2: {tmp_path / 's2.md'}"
+
+
 def test_the_papers_runs_below_ones_own(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / mode, mode=mode) for mode in ("encoder", "decoder")]
     folders = [str(run.folder) for run in runs]

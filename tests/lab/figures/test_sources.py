@@ -134,14 +134,15 @@ def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
         read_sources(tmp_path)
 
 
-def test_table_s2_says_when_no_own_model_is_one_of_its_own() -> None:
+def test_own_models_are_next_to_the_rows_of_table_s2_or_below() -> None:
     named = [row(0), row(0, checkpoint="google-bert/bert-base-uncased", symmetry=0.123)]
     without_bert = table_text("tableS2", Sources(table=table(named[0])))
     with_bert = table_text("tableS2", Sources(table=table(*named)))
-    assert "None of the given checkpoints is a model of this table." in without_bert
+    assert "| model (encoder) | 0.10 | ± [0.00, 0.00] |" in without_bert
     assert "Own median" not in without_bert
-    assert "with own results next to them" in with_bert
+    assert "with own results next to them; below them, own models" in with_bert
     assert "0.12" in with_bert
+    assert "| model (encoder) |  |  | 0.10 | ± [0.00, 0.00] |" in with_bert
 
 
 def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
