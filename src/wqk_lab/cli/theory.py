@@ -20,7 +20,7 @@ MARKS |= {"not tested": "–", "identity": "="}
 STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
 STYLES |= dict.fromkeys(("described", "not tested", "identity"), "dim")
 
-# Width in a pipe, so that every finding is one line for grep.
+# Width in a pipe, so that every finding is one line for grep. Details take several lines anyway.
 IN_A_PIPE = 400
 
 # Between lines that report progress in a pipe.
@@ -153,9 +153,11 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
     from wqk.cli import display
     from wqk.tables.sheet import Cell, Sheet, SheetColumn
     from wqk_lab.theory.findings import line, result
+    from wqk_lab.theory.verdict import MEANINGS, VERDICTS
 
     console = display.output()
-    if not console.is_terminal:
+    is_for_grep = not (console.is_terminal or verbose)
+    if is_for_grep:
         console.width = IN_A_PIPE
     console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
     tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
@@ -185,10 +187,14 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
     console.print(table)
     for why, numbers in untested.items():
         note = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
-        console.print(
-            Text(f" {note}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
-        )
-    console.print(Text(f"\n{result(report)}"), soft_wrap=not console.is_terminal)
+        console.print(Text(f" {note}", style=STYLES["not tested"]), soft_wrap=is_for_grep)
+    console.print("")
+    verdicts = {finding.verdict for finding in report.findings}
+    for kind in VERDICTS:
+        if kind in verdicts:
+            meaning = Text(f"{kind}: {MEANINGS[kind]}", style="dim")
+            console.print(meaning, soft_wrap=is_for_grep)
+    console.print(Text(result(report)), soft_wrap=is_for_grep)
 
 
 def _print_verdicts(reports: Sequence[StudyReport]) -> None:

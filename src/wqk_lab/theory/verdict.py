@@ -36,6 +36,16 @@ from wqk_lab.theory.subject import ObjectiveName
 StatementVerdict = Literal["holds", "fails", "undecided", "described", "not tested", "identity"]
 VERDICTS: tuple[StatementVerdict, ...] = get_args(StatementVerdict)
 
+# Meanings of the verdicts, for readers of a tally.
+MEANINGS: Mapping[StatementVerdict, str] = {
+    "holds": "the numbers are as the statement predicts",
+    "fails": "this model's numbers contradict what the paper's text predicts",
+    "undecided": "the numbers do not suffice; more batches, or more models, may decide",
+    "described": "measured on one model, which alone decides nothing",
+    "not tested": "this model or this text cannot test the statement",
+    "identity": "true of all numbers, and therefore not counted as support",
+}
+
 PredictedDirection = Literal["above", "below", "near", "identity"]
 
 # What a statement is measured on: nothing of the subject, its text, its queries and keys, a forward

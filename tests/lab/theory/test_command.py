@@ -38,9 +38,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(place: Path, ref: str, *options: str, exits: int = 0) -> Result:
+def run(place: Path, ref: str, *options: str, exits: int = 0, width: int = 80) -> Result:
     corpus = ("--corpus", place / "tokens.npy")
-    return run_command("lab", "theory", place / ref, *corpus, *SMALL, *options, exits=exits)
+    arguments = ("lab", "theory", place / ref, *corpus, *SMALL, *options)
+    return run_command(*arguments, exits=exits, width=width)
 
 
 def test_shorter_blocks_and_missing_tensors_are_reported_first(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     assert "Corollary S1.13, update; Corollary S1.13, W_qk" in reason
     assert "quantity:" not in result.stdout
     # Verbose, what each statement assumes is shown, and untested statements have lines.
-    verbose = run(place, "llama", "--verbose").stdout
+    verbose = run(place, "llama", "--verbose", width=400).stdout  # not wrapped
     assert verbose.count("quantity: ") > 10
     assert verbose.count("assumes: ") > 5
     assert "sees what came before" in verbose
@@ -269,7 +270,13 @@ def test_findings_are_lines_with_all_that_decides_them(
     assert f"{decided.estimate} (> 0); 2 of 2 layers hold (0.05 by chance)" in line
     assert " not tested!, no way: S1; S2" in shown
     assert shown[-1] == result(reports[-1])
-    verbose = [" ".join(line.split()) for line in run_command(*arguments, "-v").stdout.splitlines()]
+    # Above the result stands the meaning of each verdict that a reader has just met.
+    meanings = [line.partition(": ")[0] for line in shown[-5:-1]]
+    assert meanings == ["holds", "fails", "undecided", "not tested"]
+    assert shown[-4] == "fails: this model's numbers contradict what the paper's text predicts"
+    lines = run_command(*arguments, "-v", width=80).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    verbose = [" ".join(line.split()) for line in lines]
     for label in ("quantity: x", "over: 3 batches × 2 layers", "assumes: chance"):
         assert label in verbose
     assert any(line.startswith("not tested! S1: x 1 no way") for line in verbose)
