@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,19 @@ def test_atlas_leaves_out_rows_whose_numbers_are_doubted() -> None:
         run("lab", "atlas", *options, width=160).stdout for options in ([], ["--sound"])
     )
     assert 0 < sound.count("\n") < all_rows.count("\n")
+
+
+def test_scores_of_several_distances_name_the_one_that_they_are_at(tmp_path: Path) -> None:
+    folder = small.save_model(tmp_path / "rotary", small.llama())
+    several = run("scan", folder, "--distance", "2:3", width=100).stdout
+    lines = several.splitlines()
+    table = next(number for number, line in enumerate(lines) if line.startswith(" layer"))
+    assert lines[table - 1] == "distance 2"
+    assert "\nmedian symmetry at distance 2: " in several
+    single = run("scan", folder, "--distance", "2", width=100).stdout
+    assert "\ndistance 2\n" not in single
+    assert "\nmedian symmetry: " in single
+    other = small.save_model(tmp_path / "other", small.llama(seed=1))
+    overview = run("scan", folder, other, "--distance", "2:3", width=100).stdout
+    rows = re.findall(r"^ (?:rotary|other) +(\d) +decoder", overview, re.M)
+    assert rows == ["2", "3", "2", "3"]

@@ -67,10 +67,12 @@ if TYPE_CHECKING:
             """Return the number of rows."""
 
 
+# Width of a table of medians without the names of the checkpoints, the steps and the distances;
+# width of steps or distances.
+WIDTH_OF_MEDIANS, WIDTH_OF_NUMBERS = 50, 8
+
 # The scores that are shown by default. The directionality is that of the published tables, by
 # excess, in tables, ranks, figures and reports alike.
-# Width of a table of medians without the names of the checkpoints and the steps; width of steps.
-WIDTH_OF_MEDIANS, WIDTH_OF_STEPS = 50, 8
 HEADLINE = ("symmetry", "directionality_excess")
 
 # Smallest width of half a bar, in cells.
@@ -135,6 +137,9 @@ def scores(table: ScoreRows, width: int, full: bool = False) -> Iterator[Any]:
         first_distance = pl.col("distance") == described["distance"][0]
         layers_there = layers.filter(first_distance)
         yield from _title(described.row(0, named=True), layers_there.height, table.metadata, frame)
+        has_further_distances = frame["distance"].n_unique() > 1
+        if has_further_distances:
+            yield Text(f"distance {described['distance'][0]}", style="dim")
         if layers_there.height:
             yield _layers(layers_there, full)
         heads = frame.filter(pl.col("head").is_not_null(), first_distance)
@@ -143,7 +148,7 @@ def scores(table: ScoreRows, width: int, full: bool = False) -> Iterator[Any]:
         for score in HEADLINE:
             if 0 < heads.height <= MOST_HEADS:
                 yield from _across(heads, score, "head", width)
-            if layers_there.height < layers.height:  # there are rows at further distances
+            if has_further_distances and layers.height:
                 yield from _across(layers, score, "distance", width)
     yield from _medians(table, SUMMARIZED if full else HEADLINE)
 
@@ -269,17 +274,17 @@ def _head_summary(heads: pl.DataFrame) -> Sheet:
 
 
 def _medians(table: ScoreRows, scores: Sequence[str]) -> Iterator[Text]:
-    """Medians and quartiles over layers."""
-    rows = table.summary().filter(
-        pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
-    )
+    """Medians and quartiles over layers, at the first distance of a table."""
+    distances = table.frame["distance"]
+    rows = table.summary().filter(pl.col("over") == "layers", pl.col("distance") == distances[0])
+    at_distance = f" at distance {distances[0]}" if distances.n_unique() > 1 else ""
     for row in rows.iter_rows(named=True):
         attention = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
         if table.metadata.get("inferred"):
             attention += " (guessed)"
         for score in scores:
             if row[f"{score}_median"] is not None:
-                beginning = f"median {label(score)}{attention}: "
+                beginning = f"median {label(score)}{attention}{at_distance}: "
                 yield Text.assemble((beginning, "dim"), median(row, score))
 
 
@@ -437,17 +442,20 @@ def overview(table: ScoreRows, width: int) -> Iterator[Any]:
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
     rows = rows.filter(pl.col("over") == over)
-    has_steps = rows["step"].is_not_null().any()
-    step_heading = ["step"] if has_steps else []
-    headings = ["checkpoint", *step_heading, "attention", *map(label, HEADLINE)]
+    further_columns = []
+    if rows["step"].is_not_null().any():
+        further_columns.append("step")
+    if rows["distance"].n_unique() > 1:
+        further_columns.append("distance")
+    headings = ["checkpoint", *further_columns, "attention", *map(label, HEADLINE)]
     lines = Sheet.of(*headings, text=["checkpoint", "attention"])
     printed = [*rows.head(MOST_LINES).iter_rows(named=True)]
-    longest = max(16, width - WIDTH_OF_MEDIANS - has_steps * WIDTH_OF_STEPS)
+    longest = max(16, width - WIDTH_OF_MEDIANS - len(further_columns) * WIDTH_OF_NUMBERS)
     folder, names = short_names([title(row) for row in printed], longest)
     for name, row in zip(names, printed, strict=True):
         cells = [name]
-        if has_steps:
-            cells.append("–" if row["step"] is None else str(row["step"]))
+        for column in further_columns:
+            cells.append("–" if row[column] is None else str(row[column]))
         cells.append(f"{row['stack']} {row['kind']}")
         cells += [number(row[f"{score}_median"]) for score in HEADLINE]
         lines.add(*cells)
