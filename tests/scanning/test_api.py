@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from tests import small
 from tests.limits import failing
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -285,3 +286,12 @@ def test_a_checkpoint_without_a_step_has_none_in_the_overview(tmp_path):
     lines = repr(wqk.scan([step, ENCODER], heads=False)).splitlines()
     assert any(" 7 " in line for line in lines)
     assert not any("None" in line for line in lines)
+
+
+def test_ignored_terms_that_differ_in_a_number_are_one() -> None:
+    models = [small.llama(head_width=width, name=f"of width {width}") for width in (4, 16)]
+    printed = " ".join(repr(wqk.scan(models)).split())
+    assert "; the scale, 0.25 or 0.5 (wqk explain)" in printed
+    three = " ".join(repr(wqk.scan([*models, wqk.demo_model("encoder")])).split())
+    assert "the scale, 0.1768, 0.25 or 0.5" in three
+    assert "rotary positions, which change it at every distance but 0 (2 of 3 checkpoints)" in three

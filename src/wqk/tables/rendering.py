@@ -417,24 +417,73 @@ def left_out(table: ScoreRows) -> Iterator[str]:
     """Terms of the models' scores that forms leave out, each with its number of models.
 
     One line is for attention with a softmax, and one for each kind of block without a softmax.
+    Terms that differ only in a number are one.
     """
     softmax: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
     without_softmax: Mapping[str, Any] = table.metadata.get("left_out_without_softmax") or {}
-    # By kind of block ("" for a softmax) and term, the number of checkpoints.
-    counts: dict[str, Counter[str]] = {}
+    # By kind of block ("" for a softmax), the terms of each checkpoint.
+    terms_by_kind: dict[str, list[Sequence[str]]] = {}
     for checkpoint in {**softmax, **without_softmax}:
         by_kind = {"": softmax.get(checkpoint, ()), **without_softmax.get(checkpoint, {})}
         for kind, terms in by_kind.items():
             if terms:
-                counts.setdefault(kind, Counter()).update(dict.fromkeys(terms, 1))
+                terms_by_kind.setdefault(kind, []).append(terms)
     checkpoints = table.frame["checkpoint"].n_unique()
-    for kind, count_by_term in counts.items():
+    for kind, terms_of_checkpoints in terms_by_kind.items():
         phrases = []
-        for term, count in count_by_term.items():
+        for term, count in _terms_with_counts(terms_of_checkpoints):
             scope = "" if count == checkpoints else f" ({count} of {checkpoints} checkpoints)"
             phrases.append(f"{term}{scope}")
         blocks = f" in {kind}" if kind else ""
         yield f"ignored{blocks}: {'; '.join(phrases)} (wqk explain)"
+
+
+# The first number of a term, with the text around it.
+NUMBER_IN_TERM = re.compile(r"(.*?)(\d+(?:\.\d+)?(?:e[-+]?\d+)?)(.*)", re.DOTALL)
+
+# Most numbers of a term that are listed; of more, the lowest and the highest.
+MOST_NUMBERS = 3
+
+
+def _terms_with_counts(
+    terms_of_checkpoints: Iterable[Iterable[str]],
+) -> Iterator[tuple[str, int]]:
+    """Yield terms with their numbers of checkpoints; those that differ in a number are one.
+
+    Examples
+    --------
+    >>> terms = [["biases", "the scale, 0.5"], ["the scale, 0.25"], ["the scale, 0.5"]]
+    >>> [*_terms_with_counts(terms)]
+    [('biases', 1), ('the scale, 0.25 or 0.5', 3)]
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    numbers: dict[tuple[str, str], set[str]] = {}
+    for terms in terms_of_checkpoints:
+        forms = set()
+        for term in terms:
+            match = NUMBER_IN_TERM.fullmatch(term)
+            before, number_in_term, after = match.groups() if match else (term, "", "")
+            form = (before, after)
+            numbers.setdefault(form, set()).add(number_in_term)
+            forms.add(form)
+        counts.update(forms)
+    for before, after in numbers:  # in the order of the terms
+        values = sorted(numbers[before, after] - {""}, key=float)
+        yield f"{before}{_listed_numbers(values)}{after}", counts[before, after]
+
+
+def _listed_numbers(values: Sequence[str]) -> str:
+    """Return sorted numbers as a phrase.
+
+    Examples
+    --------
+    >>> [_listed_numbers("12345"[:count]) for count in range(5)]
+    ['', '1', '1 or 2', '1, 2 or 3', '1 to 4']
+    """
+    if len(values) > MOST_NUMBERS:
+        return f"{values[0]} to {values[-1]}"
+    beginning = ", ".join(values[:-1])
+    return f"{beginning} or {values[-1]}" if beginning else "".join(values)
 
 
 def overview(table: ScoreRows, width: int) -> Iterator[Any]:
