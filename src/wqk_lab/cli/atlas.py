@@ -48,7 +48,8 @@ def atlas(model: str | None, as_json: bool, as_csv: bool, **choice: Any) -> None
     modality
         Only models of this kind.
     sound
-        Only rows that are not artifacts; only rows with a flag.
+        Only rows whose numbers are those of a trained model's own form, also if they carry a flag
+        that is no artifact, such as a mislabeled name; only rows with any flag.
     search
         Only rows with TEXT in their name or checkpoint.
     sort

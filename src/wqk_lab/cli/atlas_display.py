@@ -30,9 +30,9 @@ def listed(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
         table.add(*cells, flagged, style="" if row["sound"] else "dim")
     yield table
     for name, letter in letters.items():
-        artifact = "; an artifact" if flags()[name].artifact else ""
+        kind = "an artifact" if flags()[name].artifact else "no artifact, the numbers are sound"
         counts = _rows_with(name, rows)
-        yield Text(f"{letter}: {flags()[name].title}{artifact} ({counts})", style="dim")
+        yield Text(f"{letter}: {flags()[name].title}; {kind} ({counts})", style="dim")
     if len(lines) < len(rows):
         yield Text(
             f"{len(lines)} lines for {len(rows)} rows of CSV and JSON: printed names of one model "

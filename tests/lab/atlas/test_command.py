@@ -114,3 +114,14 @@ def test_a_list_has_a_line_for_each_model() -> None:
     assert "\n BERT-base " in shown  # names begin in the first column
     flagged = all_published().filter(pl.col("flags").list.len() > 0)["name"].to_list()
     assert names("--flagged") == flagged
+
+
+def test_sound_rows_may_carry_flags_that_are_no_artifacts() -> None:
+    rows = json.loads(run("lab", "atlas", "--sound", "--json").stdout)["rows"]
+    flags_of_sound = {flag for row in rows for flag in row["flags"]}
+    assert flags_of_sound == {"mislabeled", "contradicted"}
+    assert not any(flags()[name].artifact for name in flags_of_sound)
+    listed = " ".join(run("lab", "atlas", "--sound").stdout.split())
+    assert "a: mislabeled model; no artifact, the numbers are sound (3 rows" in listed
+    help_text = " ".join(run("lab", "atlas", "--help").stdout.split())
+    assert "also if they carry a flag that is no artifact" in help_text
