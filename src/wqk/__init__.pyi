@@ -28,6 +28,7 @@ from .live.labels import label_heads as label_heads
 from .live.logits import logits as logits
 from .live.matrices import attention_matrices as attention_matrices
 from .live.parts import parts as parts
+from .live.scoring import Penalty as Penalty
 from .live.verification import verify as verify
 from .model import Model as Model
 from .model import open as open

@@ -245,10 +245,10 @@ def test_clipped_heads_are_counted_between_entries_of_the_log(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("report_to", "attached", "told"),
-    [(["x"], False, True), ([], False, False), (["x"], True, False)],
+    [(["x"], False, True), ([], False, True), (["x"], True, False)],
 )
-def test_loggers_that_hear_nothing_are_told(report_to, attached, told, tmp_path, caplog):
+def test_a_log_that_gets_no_medians_is_reported(report_to, attached, told, tmp_path, caplog):
     callback, args, state, control, heard = by_hand(tmp_path, every=2)
     args.report_to, callback._trainer = report_to, heard if attached else None
     callback.on_train_begin(args, state, control, model=bert())
-    assert ("without attach(trainer)" in caplog.text) == told
+    assert ("call attach(trainer)" in caplog.text) == told

@@ -100,7 +100,12 @@ def test_columns_of_any_order_and_type_are_brought_into_the_schema():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda frame: frame.select("checkpoint"), "needs the columns layer, symmetry_null"),
+        (lambda frame: frame.select("checkpoint"), "needs the columns layer, symmetry, symm"),
+        (lambda frame: frame.drop("symmetry", "symmetry_null"), "columns symmetry, symmetry_null"),
+        (
+            lambda frame: frame.drop("head", "step"),
+            "needs the column head, .* a layer has several rows",
+        ),
         (lambda frame: frame.drop("symmetry_null"), "needs the columns symmetry_null"),
         (lambda frame: frame.with_columns(layer=pl.lit("first")), "has the wrong type"),
     ],

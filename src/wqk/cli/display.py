@@ -20,7 +20,7 @@ from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
 from wqk._files import check_output
-from wqk.cli.main import discard
+from wqk.cli.streams import discard
 from wqk.storage.references import without_secrets
 
 if TYPE_CHECKING:

@@ -36,6 +36,7 @@ from wqk._synonyms import VERBS
 from wqk._version import __version__
 from wqk.cli.limits import too_small
 from wqk.cli.rewording import reworded, with_figure_name, with_verb
+from wqk.cli.streams import discard, open_streams
 from wqk.cli.verb import Verb, first_sentence, function_definition
 from wqk.errors import WqkError, shortened
 
@@ -432,7 +433,7 @@ def tell(message: str) -> None:
 
 def run(command: Callable[..., Any]) -> int:
     """Run the command with the process's own arguments and streams, and return the exit status."""
-    _open_streams()
+    open_streams()
     try:
         with warnings.catch_warnings():
             # Overflow shows in the result, or in the line of an error; NumPy's warnings repeat it.
@@ -464,24 +465,6 @@ def _status_of(command: Callable[..., Any]) -> int:
             return exit_request.code
         return 0 if exit_request.code is None else 1
     return 0
-
-
-def discard(stream: Any) -> None:
-    """Discard further output, so that Python does not report a broken pipe at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _open_streams() -> None:
-    """Replace closed standard streams by the null device, to reserve their numbers."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that lacks a character gets a question mark, not a traceback.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def laboratory() -> dict[str, Sections]:

@@ -127,8 +127,11 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
         self.monitor = Monitor(
             self._opened(kwargs["model"]), self.folder / "scores.jsonl", **self._options
         )
-        if self._trainer is None and args.report_to:
-            LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
+        if self._trainer is None:
+            LOG.warning(
+                "wqk.ScoreCallback: neither the Trainer's log nor a logger gets the medians: call "
+                "attach(trainer)"
+            )
         if self._clip is not None:
             self._clipper = self._clipper_of(kwargs["model"])
             self._clipper.begin(state.global_step)

@@ -40,6 +40,7 @@ from wqk.tables.schema import (
     COLUMN_TYPES,
     FURTHER_COLUMNS,
     GROUP,
+    LAYER,
     SCHEMA_VERSION,
     SUMMARIZED,
     records,
@@ -119,6 +120,7 @@ class Table(Shown):
                 "lacks; wqk scan REF --out FILE.parquet writes all columns, and other tables are "
                 "read by polars or pandas"
             )
+        self._require_heads(frame)
         columns = [*self.declared, *(column for column in self.further if column.name in present)]
         expressions = []
         for column in columns:
@@ -135,6 +137,19 @@ class Table(Shown):
                 f"a column has the wrong type for a score table: {first_line(error)}"
             ) from None
         object.__setattr__(self, "frame", frame)
+
+    def _require_heads(self, frame: pl.DataFrame) -> None:
+        """Require the column ``head`` if a layer has several rows, which are then heads."""
+        has_heads = any(column.name == "head" for column in self.declared)
+        if not has_heads or "head" in frame.columns:
+            return
+        place_of_layer = [name for name in LAYER if name in frame.columns]
+        if place_of_layer and frame.select(place_of_layer).is_duplicated().any():
+            raise TableError(
+                f"a {type(self).__name__} needs the column head, which this table lacks although a "
+                "layer has several rows; keep the column, or the rows of layers alone; wqk scan REF "
+                "--out FILE.parquet writes all columns"
+            )
 
     def headed(self) -> list[Column]:
         """Return the columns of this table that are printed, in order."""
@@ -463,8 +478,11 @@ class ScoreTable(Table):
         A polars frame with the columns of `wqk.tables.columns.COLUMNS`, in that order, then the
         columns of requested measures.
     metadata
-        Description of the scores: gamma, folded norms, biases, software and schema version, and
-        the reasons of ``partial`` rows. Parquet and JSON Lines files store it.
+        Description of the scores: ``gamma``, ``folded_norms``, ``biases``, ``wqk`` and
+        ``schema_version``; ``partial``, the reasons of partial rows by stack; ``left_out``, the
+        terms that no form contains, by checkpoint; ``inferred``, the reasons of guesses; ``unread``
+        settings; and ``notes``. A survey adds ``failed`` and ``identical``. Parquet and JSON Lines
+        files store it.
     details
         The data for pictures, if requested. It is stored in a file of its own:
         ``table.details.write("forms.npz")``.
@@ -481,8 +499,9 @@ class ScoreTable(Table):
 
     declared = COLUMNS
     further = FURTHER_COLUMNS
-    # No other table with layers has a symmetry by chance.
-    needed = ("layer", "symmetry_null")
+    # No other table with layers has a symmetry by chance. An empty symmetry means that the two
+    # sides have different widths.
+    needed = ("layer", "symmetry", "symmetry_null")
     synonyms: ClassVar[Mapping[str, str]] = {
         "compare": 'side_by_side("symmetry")',
         "heatmap": 'plot("heads")',
