@@ -147,8 +147,8 @@ class Table(Shown):
         if place_of_layer and frame.select(place_of_layer).is_duplicated().any():
             raise TableError(
                 f"a {type(self).__name__} needs the column head, which this table lacks although a "
-                "layer has several rows; keep the column, or the rows of layers alone; wqk scan REF "
-                "--out FILE.parquet writes all columns"
+                "layer has several rows; keep the column, or the rows of layers alone; wqk scan "
+                "REF --out FILE.parquet writes all columns"
             )
 
     def headed(self) -> list[Column]:
