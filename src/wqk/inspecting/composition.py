@@ -1,13 +1,13 @@
 """Composition of heads: every pair of a head that writes and a later head that reads.
 
 A head writes with its output-value form W_v W_o. A later head of the same stream reads with its
-queries (kind ``q``) or its keys (``k``) in W_q W_kᵀ, or with its values (``v``) in W_v W_o. The
-scores, and their values by chance, are those of `wqk.forms.chaining`.
+queries (kind ``q``) or its keys (``k``) in W_q W_kᵀ, or with its values (``v``) in W_v W_o.
+`wqk.forms.chaining` computes the scores, and their values by chance.
 
-Layers follow one another, also in models whose tokens see later tokens, and in models whose
-attention and MLP read the same input. Within a layer, cross-attention follows self-attention. A
-layer that is applied several times also writes to itself. The keys and values of cross-attention
-read the output of the whole encoder; other stacks do not write into one another.
+A layer writes to later layers, also in models without a causal mask, and in models whose attention
+and MLP read the same input. Within a layer, cross-attention follows self-attention. A layer that is
+applied several times also writes to itself. The keys and values of cross-attention read the output
+of the whole encoder; other stacks do not write to each other.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _heads(frame: pl.DataFrame, end: str) -> dict[HeadKey, int]:
 
 
 def _names(heads: Mapping[HeadKey, int]) -> tuple[str, ...]:
-    """Name heads by layer and number, after the stack and attention where there are several."""
+    """Name heads by layer and number, after the stack and the attention if these are several."""
     several = len({(stack, attention) for stack, _, attention, _ in heads}) > 1
     names = []
     for stack, layer, attention, head in heads:
@@ -123,14 +123,14 @@ def _names(heads: Mapping[HeadKey, int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class CompositionMatrix:
-    """One number of every pair of heads, writers down and readers across.
+    """One number for every pair of heads, writers down and readers across.
 
     Attributes
     ----------
     kind, value
-        How readers read, and the column that the numbers are from.
+        Side on which readers read, and the column of the numbers.
     values
-        (writers, readers); NaN where a reader comes before the writer, or a head is pruned.
+        (writers, readers); NaN if the reader comes before the writer, or if a head is pruned.
     writers, readers
         Names of the heads, LAYER.HEAD.
     """
@@ -165,8 +165,8 @@ class CompositionTable(Table):
     ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` its root mean square by chance, and ``excess`` the
     difference of the two. ``z`` is the distance of the squared score from its mean in standard
     deviations, ``p`` the probability of a score at least as large by chance, and ``p_corrected``
-    that probability corrected for the number of pairs in the table, by Holm's method. Scores of
-    pruned heads, whose form is zero, are null, and their status is ``degenerate``.
+    this probability, corrected for the number of pairs in the table by Holm's method. Scores of
+    pruned heads, whose form is zero, are null, with the status ``degenerate``.
     """
 
     declared = COMPOSITION_COLUMNS
@@ -183,19 +183,19 @@ class CompositionTable(Table):
     def around(
         self, layer: int, head: int, stack: str | None = None, kind: str = "self"
     ) -> CompositionTable:
-        """Return the pairs of one head: with the heads it reads from, and the heads that read it.
+        """Return the pairs of one head: the heads that it reads from, and the heads that read it.
 
         Parameters
         ----------
         layer, head
             Numbers from 0; negative layers count from the end.
         stack, kind
-            Attention, if the model has several: as for `Model.block`.
+            Stack and kind of attention, as for `Model.block`.
 
         Raises
         ------
         TableError
-            No pair has this head.
+            No pair contains this head.
 
         Examples
         --------
@@ -226,20 +226,20 @@ class CompositionTable(Table):
     def matrix(self, kind: str, value: str = "score") -> CompositionMatrix:
         """Return one number of every pair as a matrix, writers down and readers across.
 
-        The entries are those of TransformerLens's ``all_composition_scores``, which is indexed by
+        The entries are equal to ``all_composition_scores`` of TransformerLens, whose indices are
         the writer's layer and head and the reader's layer and head.
 
         Parameters
         ----------
         kind
-            How the reader reads: ``q``, ``k`` or ``v``, with its queries, keys or values.
+            Side on which the reader reads: ``q``, ``k`` or ``v``, for queries, keys or values.
         value
             A column: ``score``, or ``expected``, ``excess``, ``z``, ``p``.
 
         Raises
         ------
         TableError
-            The table has no pair of this kind, or no such column.
+            The table has no pair of this kind, or lacks the column.
 
         Examples
         --------
@@ -352,16 +352,16 @@ def compose(
     Parameters
     ----------
     ref
-        A `Model`, or what `wqk.open` takes.
+        A `Model`, or a reference for `wqk.open`.
     kind
         Side of the later head that reads: queries, keys or values.
     gamma
-        Threshold of outlying dimensions, in standard deviations above the mean of what is written
-        to and read from a dimension.
+        Threshold of outlying dimensions, in standard deviations above the mean share of a dimension
+        in all writing and reading.
     fold_norm
-        Whether to fold in the gains and the centering of the norms that feed each head.
+        Whether to fold in the gains and the centering of the norms before each head.
     on_progress
-        Called after every block with the number done and the number of all.
+        Called after every block with the number of finished blocks and the number of all blocks.
 
     Raises
     ------
@@ -417,7 +417,7 @@ def compose(
 
 
 class StreamBlocks:
-    """The blocks of a checkpoint, in the order in which they write to their streams."""
+    """The blocks of a checkpoint, in the order of writing to their streams."""
 
     def __init__(self, model: Model, fold_norm: bool = False) -> None:
         model.require_softmax()
@@ -449,7 +449,7 @@ class StreamBlocks:
     def sides(
         self, plan: AttentionPlan, circuit: Literal["qk", "ov"]
     ) -> tuple[StackSide, StackSide]:
-        """Return the two sides of a circuit; they are kept if all blocks' sides fit in memory."""
+        """Return the two sides of a circuit; cached if all sides fit in memory."""
         key = plan.place, circuit
         if key in self._kept:
             return self._kept[key]
@@ -460,7 +460,7 @@ class StreamBlocks:
         return sides
 
     def stream(self, plan: AttentionPlan, end: str) -> str | None:
-        """Return the stack whose stream a block writes or reads at this end; None without one."""
+        """Return the stack of the stream that a block writes or reads at an end; else None."""
         if end in ("write", "v") and not _has_values(plan):
             return None
         if plan.kind == "self" or end in ("write", "q"):
@@ -483,7 +483,7 @@ class StreamBlocks:
         return any(lacks_norm(plan, coordinates) for coordinates in self._coordinates.values())
 
     def left_out(self, kinds: Sequence[str]) -> list[str]:
-        """List the terms that the scores leave out, except the scale, which cancels in them."""
+        """List the terms that the scores leave out, except the scale, which cancels."""
         circuits = [name for name in CIRCUIT_ENDS if name == "ov" or {"q", "k"} & set(kinds)]
         terms = []
         for plan in self.plans:
@@ -496,7 +496,7 @@ class StreamBlocks:
         return list(dict.fromkeys(terms))
 
     def notes(self, kinds: Sequence[str], pairs: Sequence[_BlockPair]) -> list[str]:
-        """Name the heads that are not among the pairs, with the reasons."""
+        """Yield notes on heads that are in no pair, with the reasons."""
         paired = {(pair.kind, pair.reader.stack, pair.reader.kind) for pair in pairs}
         notes = []
         for plan in self.plans:
@@ -523,11 +523,11 @@ def _has_values(plan: AttentionPlan) -> bool:
 
 
 def outlying_dimensions(source: StreamBlocks, gamma: float) -> dict[Stream, np.ndarray]:
-    """Return the outlying dimensions of every stream that is written to, as masks (D,).
+    """Return the outlying dimensions of every stream with writing heads, as masks (D,).
 
-    Each head that writes to a stream or reads from it distributes the squared norm of its form over
-    the dimensions of the stream. A dimension is outlying if its root mean share exceeds the mean
-    over dimensions by more than ``gamma`` standard deviations.
+    The form of each head that writes to or reads from a stream has a share of its squared norm in
+    each dimension of the stream. A dimension is outlying if the root of its mean share exceeds the
+    mean over dimensions by more than ``gamma`` standard deviations.
     """
     circuits: list[tuple[AttentionPlan, Literal["qk", "ov"]]] = []
     for plan in source.plans:
@@ -577,10 +577,10 @@ def _pairs(
     fixed: Mapping[Stream, np.ndarray],
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[_BlockPair]:
-    """Yield every kind of every pair of blocks.
+    """Yield all pairs of blocks, of all kinds.
 
-    The blocks are divided into batches of writers that fit into memory. For each batch, the batch
-    itself and all later blocks are read once, and again as many readers as fit are held at a time.
+    The blocks are divided into batches of writers that fit into memory. For each batch, its blocks
+    and all later blocks are read once; as many readers as fit are in memory at a time.
     """
     plans, begin, room = source.plans, 0, source.room
     while begin < len(plans):
@@ -621,7 +621,7 @@ def _feeding(
     kind: str,
     writes: bool,
 ) -> list[int]:
-    """Return the numbers of the writers that feed a reader; if it ``writes``, it is the next."""
+    """Return the numbers of the writers that feed a reader, which may also write."""
     numbers = [n for n, (writer, _) in enumerate(writers) if source.feeds(writer, reader, kind)]
     if writes and source.feeds(reader, reader, kind):  # a layer that is applied several times
         numbers.append(len(writers))
@@ -647,7 +647,7 @@ def _ends(
     ends_met: Sequence[str],
     fixed: Mapping[Stream, np.ndarray],
 ) -> dict[str, End]:
-    """Return ends of a block by name, with chance that keeps the ``fixed`` dimensions."""
+    """Return the ends of a block by name; chance keeps the ``fixed`` dimensions."""
     circuits = [circuit for circuit, names in CIRCUIT_ENDS.items() if set(names) & set(ends_met)]
     with ThreadPoolExecutor(usable_cores()) as pool:
         sides: dict[str, StackSide] = {}
@@ -712,7 +712,7 @@ class _BlockPair(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, np.ndarray]:
-        """Columns of single rows: every writing head with every reading head."""
+        """Columns of the single rows: every writing head with every reading head."""
         scores = self.scores
         writers, readers = scores.score.shape
         return {
@@ -727,7 +727,7 @@ class _BlockPair(NamedTuple):
 
 
 def _frame(pairs: Sequence[_BlockPair]) -> pl.DataFrame:
-    """All rows, with the columns of the schema that follow from the pairs."""
+    """Return all rows, with the columns of the schema that follow from the pairs."""
     columns_of_pairs = [pair.numbers for pair in pairs]
     columns = {}
     for name in columns_of_pairs[0]:

@@ -2,7 +2,8 @@
 
 M = Σ_k σ_k u_k v_kᵀ. In a query-key form, a query along u_k attends to keys along v_k. In an
 output-value form, a head that attends to a token along u_k writes along v_k. The sign of a pair is
-arbitrary: (−u_k, −v_k) is the same direction, so that tokens are listed at both ends of it.
+arbitrary: (−u_k, −v_k) is the same direction. Therefore tokens are listed at both ends of a
+direction.
 
 Axes: V tokens, D model width.
 """
@@ -25,7 +26,7 @@ TOKENS_SHOWN = 6
 
 
 class DirectionToken(NamedTuple):
-    """A token, its coordinate along a direction, and its name if there is a tokenizer."""
+    """A token, its coordinate along a direction, and its name; None without a tokenizer."""
 
     token: int
     coordinate: float
@@ -33,14 +34,14 @@ class DirectionToken(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name with control characters escaped; the number of a token without one."""
+        """The name with control characters escaped; the token's number without a name."""
         if self.name is None:
             return str(self.token)
         return self.name if self.name.isprintable() else self.name.encode("unicode_escape").decode()
 
 
 class DirectionEnds(NamedTuple):
-    """Tokens at the two ends of a direction, the most extreme ones first."""
+    """Tokens at the two ends of a direction, the most extreme tokens first."""
 
     plus: tuple[DirectionToken, ...]
     minus: tuple[DirectionToken, ...]

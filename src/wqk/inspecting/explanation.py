@@ -1,4 +1,4 @@
-"""Explanation of a scan: tensors that it reads and terms that it leaves out, without weights."""
+"""Explanation of a scan without weights: tensors that it reads, terms that it leaves out."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from wqk.tables.sheet import Sheet, SheetColumn
 
 @dataclass(frozen=True)
 class TensorUse:
-    """One tensor, or the same one in several layers, and its role in the form.
+    """One tensor, or the same tensor in several layers, and its role in the form.
 
     Attributes
     ----------
     stack, kind
-        The attention that the tensor belongs to.
+        Stack and kind of the tensor's attention.
     layers
         Layer numbers, such as ``0-11``.
     role
         ``query``, ``key``, a bias, or a norm's gain.
     tensor
-        Name of the tensor, with ``*`` in place of the layer's number.
+        Name of the tensor, with ``*`` instead of the layer's number.
     layout
         Layout of the role within the tensor: see `wqk.families.layouts`.
     heads
@@ -41,7 +41,7 @@ class TensorUse:
     dtype, shape
         Stored type and shape, in one layer.
     bytes
-        Bytes read in all these layers together.
+        Total number of bytes read in all these layers.
     """
 
     stack: str
@@ -72,7 +72,7 @@ class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
     Attributes
     ----------
     checkpoint, model_type, family
-        Names.
+        Names of the checkpoint, its model type and its family.
     uses
         All tensors that a scan reads.
     notes
@@ -184,7 +184,7 @@ def _unread_settings(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> 
 
 
 def _without_form(model: Model) -> Iterator[str]:
-    """Yield sentences on layers without a block that has a form, with the reason."""
+    """Yield sentences on layers in which no block has a form, with the reason."""
     tensors = model.checkpoint.tensors()
     explained = {plan.layer for plan in model.scored}
     for kind, recurrent in recurrent_layers(tensors).items():
@@ -236,7 +236,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
 
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
-    """Yield sentences on how a block was found and on the terms that its form leaves out."""
+    """Yield sentences on the discovery of a block, and on the terms that its form leaves out."""
     block = f"{plan.stack} {plan.what}"
     if plan.rule.guess:
         yield f"{block}: {plan.rule.guess}."

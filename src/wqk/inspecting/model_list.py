@@ -1,4 +1,4 @@
-"""List of the model types that are read, from the files of the families."""
+"""List of the supported model types, from the files of the families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNLISTED = (
 
 @dataclass(frozen=True)
 class ModelType:
-    """One model type, and what is read of its models.
+    """A model type, and the attention that is read from its models.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class ModelType:
     attention
         Stacks and kinds of the attention that is read, such as ``decoder self``.
     refusal
-        The reason why models of the type are refused; empty if they are read.
+        The reason why models of the type cannot be read; empty if they can be read.
     """
 
     model_type: str
@@ -112,7 +112,7 @@ def models(word: str = "") -> ModelTypes:
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name: spellings differ in case and in hyphens."""
+    """Return the letters and digits of a name, because spellings differ in case and hyphens."""
     return "".join(filter(str.isalnum, name.lower()))
 
 
@@ -124,7 +124,7 @@ def _of_family(name: str, family: Family) -> ModelType:
 
 
 def _of_parts(name: str, parts: list[Family]) -> ModelType:
-    """Return the row of a composite model, whose parts are read by the families of their types."""
+    """Return the row of a composite model, whose parts belong to families of their types."""
     rows = [_of_family(name, family) for family in parts]
     families_of_parts = dict.fromkeys(row.family for row in rows)
     attention = dict.fromkeys(row.attention for row in rows if row.attention)

@@ -62,11 +62,11 @@ class FormView(Result):
         return f"{self.title}: {self.subtitle}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers behind the figure, as plain values for JSON."""
+        """Return the numbers of the figure as plain values, for JSON."""
         return {name: json_value(value) for name, value in self.values.items()}
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield a row for each place along the longest axis, with all values of that axis."""
+        """Yield a row for each index of the longest axis, with all values of this axis."""
         lists = {name: value for name, value in self.values.items() if isinstance(value, list)}
         length = max(map(len, lists.values()), default=0)
         columns = {name: values for name, values in lists.items() if len(values) == length}
@@ -96,7 +96,7 @@ class FormView(Result):
 def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> FormView:
     """Return a layer's or a head's form: image, norms, outlying rows and columns.
 
-    FormError if there is no such head.
+    Raises `FormError` for an unknown head.
     """
     if head is not None and not 0 <= head < block.head_count:
         raise FormError(f"{name}: no head {head}; heads are 0 to {block.head_count - 1}")
@@ -125,7 +125,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
 
 
 def coupling_view(block: Block, name: str) -> FormView:
-    """Return the coupling of a layer's heads: 1 for heads that are each other's transposes."""
+    """Return the coupling of a layer's heads: 1 for heads that are transposes of each other."""
     matrix = np.asarray(coupling(block.groups))
     terms = head_terms(block.groups, block.form)
     total, within, between = float(symmetry(block.form)), float(terms.within), float(terms.between)
@@ -194,13 +194,13 @@ def show(
     Parameters
     ----------
     ref
-        A `Model`, or what `wqk.open` takes.
+        A `Model`, or a reference for `wqk.open`.
     layer, stack, kind
         As for `Model.block`.
     head
         Number of a head, to show its form instead of the layer's.
     coupling
-        Whether to show the coupling of heads: 1 for heads that are each other's transposes. The
+        Whether to show the coupling of heads: 1 for heads that are transposes of each other. The
         view has the strongest pairs, and the layer's symmetry within heads and between heads.
     gamma
         Threshold of outlying norms, in standard deviations above the mean.
@@ -208,12 +208,13 @@ def show(
     Returns
     -------
     FormView
-        ``values`` holds the numbers, ``figure()`` draws them, ``save(path)`` writes the figure.
+        ``values`` contains the numbers, ``figure()`` draws the numbers, ``save(path)`` writes the
+        figure.
 
     Raises
     ------
     WqkError
-        There is no such checkpoint, layer or head.
+        The checkpoint, the layer or the head does not exist.
 
     Examples
     --------

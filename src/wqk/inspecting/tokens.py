@@ -1,11 +1,11 @@
 """Token pairs with the largest and smallest scores of a head.
 
-The scores are those of token embeddings alone. The first layer computes the same scores if only the
-folded norm comes before it and positions have no effect. Deeper layers do not read embeddings, but
-the output of earlier layers.
+The scores are computed from token embeddings only. The first layer computes the same scores if only
+the folded norm comes before it and positions have no effect. Deeper layers do not read embeddings,
+but the output of earlier layers.
 
-Few of all V² pairs have to be computed: since |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared in
-the order of their lengths, until no remaining pair can have an extreme score.
+Only few of the V² pairs must be computed: because |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared
+in the order of their lengths, until no remaining pair can have an extreme score.
 
 Axes: V tokens, D model width, R head width.
 """
@@ -69,7 +69,7 @@ LISTS = ("largest", "smallest", "most_alike", "least_alike")
 
 
 class TokenPair(NamedTuple):
-    """A query token, a key token, their score, and their names if there is a tokenizer.
+    """A query token, a key token, their score, and their names; None without a tokenizer.
 
     In an output-value circuit, the first token is attended to and the second is written: `attended`
     and `written` are the numbers of these tokens.
@@ -119,11 +119,11 @@ class TokenMatches(Result):
     checkpoint, stack, layer, head
         The head.
     distance
-        Tokens from key to query.
+        Number of tokens from key to query.
     embeddings
         Name of the embedding table.
     normalized
-        Whether the norm that feeds the block is folded in.
+        Whether the norm before the block is folded in.
     largest, smallest
         Pairs with the most extreme scores, the most extreme pair first.
     most_alike, least_alike
@@ -218,17 +218,17 @@ def match_tokens(
 ) -> TokenMatches | TokenDirections:
     """List the token pairs that a head scores highest and lowest.
 
-    Queries and keys are computed from the model's token embeddings. In layer 0 that is what the
-    head computes, apart from positions; in deeper layers it is only a hint, because their inputs
-    are not embeddings. Of the demo models, demo:induction has all weights; demo:encoder and
-    demo:decoder have queries and keys only.
+    Queries and keys are computed from the model's token embeddings. In layer 0 the head computes
+    the same scores, apart from positions. In deeper layers the scores are only a hint, because the
+    inputs of these layers are not embeddings. Of the demo models, demo:induction has all weights;
+    demo:encoder and demo:decoder have queries and keys only.
 
     Parameters
     ----------
     ref
-        A `Model`, or what `wqk.open` takes.
+        A `Model`, or a reference for `wqk.open`.
     layer
-        Number of the layer; negative: from the end.
+        Number of the layer; negative numbers count from the last layer.
     head
         Number of the head in the layer.
     stack
@@ -236,20 +236,20 @@ def match_tokens(
     top
         Number of pairs in each list.
     distance
-        Tokens from key to query, in rotary models.
+        Number of tokens from key to query, for rotary models.
     fold_norm
-        Normalize the embeddings as the norm that feeds the block does, gain and bias included.
+        Whether to normalize the embeddings with the norm before the block, including gain and bias.
     circuit
         ``qk`` for the tokens that the head matches. ``ov`` for the tokens that the head writes: a
-        pair is a token that the head attends to, and a token that the head's output makes more
-        likely, or less.
+        pair consists of a token that the head attends to, and a token that the head's output makes
+        more or less likely.
     through
         Layer and number of an earlier head. The keys, or with ``ov`` the values, are computed from
         its output; the two heads form a virtual head (`wqk.compose` finds the important ones).
     embeddings
-        Name of the embedding table, if it is not a usual one.
+        Name of the embedding table, if it has no usual name.
     directions
-        Instead of pairs, list this many singular directions of the form, largest first, with the
+        Number of singular directions of the form to list instead of pairs, largest first, with the
         tokens at their two ends.
     query
         Only pairs with this token as the query, or with ``ov`` as the attended token: its number,
@@ -265,12 +265,12 @@ def match_tokens(
     Raises
     ------
     CheckpointError
-        There is no such layer, head or table; or no norm is known to feed the block.
+        The layer, the head or the table does not exist; or no norm before the block is known.
 
     Notes
     -----
-    A vocabulary of 128,000 tokens takes 140 MB for heads of width 128, and as much for the scores
-    in progress: embeddings are read in blocks of rows.
+    A vocabulary of 128,000 tokens needs 140 MB for heads of width 128, and another 140 MB for
+    scores in progress. Embeddings are read in blocks of rows.
     """
     if top < 1:
         raise CheckpointError(f"top is a number of pairs, 1 or more; got {top}")
@@ -451,7 +451,7 @@ def _longest_piece(
 
 
 class _TokenSide(NamedTuple):
-    """The table of the tokens on one side of a form, and the plan whose norm they pass."""
+    """The table of the tokens on one side of a form, and the plan of the norm that is applied."""
 
     table: str
     plan: AttentionPlan | None
@@ -496,7 +496,7 @@ def _require_norm(block: Block, circuit: Literal["qk", "ov"]) -> None:
 def _head(
     block: Block, head: int, circuit: Literal["qk", "ov"], fold_norm: bool, distance: int = 0
 ) -> BilinearForm:
-    """One head's form of [x, 1], scaled and with biases.
+    """Return one head's form of [x, 1], scaled and with biases.
 
     Without a known norm, no norm is folded in; see `_require_norm`. Raises `CheckpointError` if
     there is no such head.
@@ -517,7 +517,7 @@ def _head(
 def _projected(
     checkpoint: Checkpoint, table: str, factor: np.ndarray, plan: AttentionPlan | None
 ) -> np.ndarray:
-    """All tokens of a table on one side of a form, (V, R); normalized as a plan's block does."""
+    """Return all tokens of a table on one side of a form, (V, R); normalized as in a block."""
     blocks = []
     for rows in embedding_rows(checkpoint, table):
         normalized = rows if plan is None else _normalized(rows, plan)
@@ -563,7 +563,7 @@ def _norms_in_words(
 
 
 def unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
-    """Return the table (V, ``width``) that turns the stream into logits; the embeddings if tied."""
+    """Return the table (V, ``width``) from stream to logits; the embeddings if tied."""
     candidates = [
         name
         for name, info in checkpoint.tensors().items()
@@ -573,7 +573,7 @@ def unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
 
 
 def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
-    """Describe the meaning of a single head's scores, and the terms that are missing."""
+    """Describe the meaning of a single head's scores, and the missing terms."""
     if plan.layer:
         exact = (
             "This layer reads what the layers before it have written, not embeddings: take the "
@@ -599,7 +599,7 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
 def _pairs(
     query: np.ndarray, key: np.ndarray, places: np.ndarray, names: Mapping[int, str]
 ) -> tuple[TokenPair, ...]:
-    """Pairs of tokens with scores in double precision, in the order of the places (2, pairs)."""
+    """Return pairs of tokens with scores in double precision, in the order of the indices."""
     query_places, key_places = places
     queries = query[query_places].astype(np.float64)
     keys = key[key_places].astype(np.float64)
@@ -645,7 +645,7 @@ def extreme_pairs(
 
 
 class _Extremes:
-    """The largest values of sign · score so far, and their places."""
+    """The largest values of sign · score, and their indices."""
 
     def __init__(self, top: int, sign: int) -> None:
         self._top, self._sign = top, sign
@@ -654,11 +654,11 @@ class _Extremes:
 
     @property
     def threshold(self) -> float:
-        """Value that a further score has to exceed."""
+        """Value that a further score must exceed."""
         return float(self._scores[-1]) if len(self._scores) == self._top else -np.inf
 
     def take(self, scores: np.ndarray, first_row: int, first_column: int) -> None:
-        """Update the extremes by a block of scores, whose first entry is at these indices."""
+        """Update the extremes with a block of scores; its first entry has these indices."""
         threshold = self.threshold
         if (scores.max() if self._sign > 0 else -scores.min()) <= threshold:
             return
@@ -675,7 +675,7 @@ class _Extremes:
 
 
 def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:
-    """Rows as the block's norm has them before its gain."""
+    """Return rows as normalized by the block's norm, before its gain."""
     norm = plan.query.input_norm
     assert norm is not None
     if norm.kind == "layer":
@@ -684,7 +684,7 @@ def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:
 
 
 def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
-    """Yield the table's rows in order, (at most `EMBEDDING_ROWS`, D) at a time."""
+    """Yield the rows of a table in order, at most `EMBEDDING_ROWS` at a time."""
     count = checkpoint.info(table).shape[0]
     for start in range(0, count, EMBEDDING_ROWS):
         yield checkpoint.read([Part(table, ((start, min(start + EMBEDDING_ROWS, count)),))])[0]
@@ -693,7 +693,7 @@ def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
 def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
     """Read the names of tokens by number, from ``tokenizer.json`` or ``vocab.txt``.
 
-    Only a folder or a Hub id can have a tokenizer. Without one, the result is empty.
+    Only a folder or a Hub id can have a tokenizer. Without a tokenizer, the result is empty.
     """
     if not isinstance(ref, str | os.PathLike):
         return {}
@@ -740,7 +740,7 @@ def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> P
 
 
 def _from_tokenizer(path: Path) -> dict[int, str]:
-    """Return the vocabulary of a ``tokenizer.json``, in either form."""
+    """Return the vocabulary of a ``tokenizer.json``, in either format."""
     content = json.loads(_text(path))
     vocabulary = content["model"]["vocab"]
     if isinstance(vocabulary, dict):
@@ -769,7 +769,7 @@ def _side_by_side(
     right: tuple[TokenPair, ...],
     label: Callable[[TokenPair], str],
 ) -> Sheet:
-    """Two lists of token pairs and their scores."""
+    """Return a sheet with two lists of token pairs and their scores."""
     table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
     largest = max(abs(pair.score) for pair in (*left, *right))
     for pairs in zip_longest(left, right):
@@ -781,7 +781,7 @@ def _side_by_side(
 
 
 def _score(score: float, largest: float) -> str:
-    """Return a score with the digits that the largest score in its table needs.
+    """Return a score with as many digits as the largest score in its table needs.
 
     Examples
     --------
@@ -801,7 +801,7 @@ def _key(pair: TokenPair) -> str:
 
 
 def _name(number: int, name: str | None) -> str:
-    """Return a token's name with control characters escaped; its number if it has none."""
+    """Return a token's name with control characters escaped; the number without a name."""
     if name is None:
         return str(number)
     return name if name.isprintable() else name.encode("unicode_escape").decode()

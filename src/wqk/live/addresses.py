@@ -87,7 +87,7 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
 
 
 def _is_pytorchs(plan: AttentionPlan, modules: dict[str, Any]) -> bool:
-    """Return whether PyTorch's own attention computes a plan's scores, and nothing else."""
+    """Return whether only PyTorch's `nn.MultiheadAttention` computes a plan's scores."""
     module: Any = modules.get(module_of(plan.query.tensor))
     return is_pytorch_attention(module) and module.bias_k is None and not module.add_zero_attn
 

@@ -100,12 +100,12 @@ class HeadLabels(Result, synonyms=LABEL_SYNONYMS):
         return len(self.heads)
 
     def of(self, label: str) -> tuple[LabeledHead, ...]:
-        """Heads with a label, such as ``previous-token``, the highest score first.
+        """Return the heads with a label, such as ``previous-token``, the highest score first.
 
         Raises
         ------
         FormError
-            There is no such label.
+            The label is unknown.
         """
         score = label.replace("-", "_")
         if score not in SCORES:

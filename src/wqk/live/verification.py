@@ -333,11 +333,11 @@ def verify(
 ) -> Verification:
     """Run the model, and compare its attention with the forms.
 
-    Where the family is guessed, positions and scale are not known: if they are not none and the
-    usual one, only the products of queries and keys are compared. A guess about a module in memory
-    that is found right is taken from then on by `clip_`, `initialize_` and all functions that need
-    a known family; of a module whose number of heads was given, they take the opened model. Scores
-    keep the status ``guessed``: values and outputs were not compared.
+    If the family is guessed, positions and scale are unknown: unless positions are absent and the
+    scale is the usual scale, only the products of queries and keys are compared. After a guess
+    about a module in memory is confirmed, `clip_`, `initialize_` and all functions that need a
+    known family accept the module; if the number of heads was set, pass the opened model. Scores
+    keep the status ``guessed``, because values and outputs were not compared.
 
     Needs PyTorch and transformers (``pip install '.[train]'``).
 

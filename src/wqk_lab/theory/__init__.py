@@ -1,4 +1,4 @@
-"""The paper's statements as computations, each next to its assumption."""
+"""The paper's statements as computations, each with its assumption."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Proposition 2.1: scores are a bilinear form, whose order the softmax keeps, and mix convexly.
+"""Proposition 2.1: scores are a bilinear form; the softmax keeps their order and mixes convexly.
 
 Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
 """
@@ -16,13 +16,13 @@ PAIRS = 256
 
 
 def plain_scores(use: LayerGradient) -> np.ndarray:
-    """x_i W_h x_jᵀ of every head, (B, H, I, J), without biases, positions and scale."""
+    """Return x_i W_h x_jᵀ of every head, (B, H, I, J), without biases, positions and scale."""
     x, y = use.query_input[:, None, None], use.key_input[:, None, None]
     return np.asarray(use.attention.groups(x, y).reshape(use.probabilities.shape))
 
 
 def form_error(use: LayerGradient) -> float:
-    """Largest difference of x_i W_h x_jᵀ, with W_h built, from q_i · k_j, over the largest."""
+    """Return the largest difference of x_i W_h x_jᵀ from q_i · k_j, relative to the largest."""
     plain, heads = plain_scores(use), use.attention.groups
     dense = heads.dense().reshape(-1, *heads.widths)
     from_dense = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
@@ -30,9 +30,9 @@ def form_error(use: LayerGradient) -> float:
 
 
 def attention_error(use: LayerGradient) -> float:
-    """Largest difference of the model's α from the softmax of the scores from its weights (S12).
+    """Return the largest difference of the model's α from the softmax of scores from weights (S12).
 
-    NaN where the family adds terms of its own to the scores.
+    NaN if the family adds further terms to the scores.
     """
     plan = use.attention.plan
     if plan.position or plan.sinks:
@@ -46,7 +46,7 @@ def attention_error(use: LayerGradient) -> float:
 
 
 def heads_error(use: LayerGradient) -> float:
-    """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
+    """Return the largest relative difference of a layer's scores from the sum over heads (S20)."""
     scores_of_layer = use.attention.form(use.query_input, use.key_input)
     sum_of_heads = plain_scores(use).sum(axis=1)
     difference = np.abs(sum_of_heads - scores_of_layer).max()
@@ -54,15 +54,15 @@ def heads_error(use: LayerGradient) -> float:
 
 
 def convexity_error(use: LayerGradient) -> float:
-    """Largest difference of Σ_j α_ij from 1, which a sink takes a share of."""
+    """Return the largest difference of Σ_j α_ij from 1; a sink takes a share of the sum."""
     return float(np.abs(use.probabilities.sum(axis=-1) - 1).max())
 
 
 def same_order(use: LayerGradient, *, layer: bool = False) -> float:
-    """Return the share of the pairs of keys that a form orders as attention does (S15).
+    """Return the share of pairs of keys whose order is equal in a form and in attention (S15).
 
-    Each head's form is compared with its own attention; with ``layer``, the layer's form, Σ_h W_h,
-    with the heads' mean attention.
+    Each head's form is compared with the attention of the head; with ``layer``, the layer's form,
+    Σ_h W_h, is compared with the heads' mean attention.
     """
     scores = plain_scores(use)
     attention = use.probabilities

@@ -1,9 +1,9 @@
-"""Bounds of the scores, and what random matrices give (Lemma S1.16, Propositions S1.17 and S1.18).
+"""Bounds of the scores, and scores of random matrices (Lemma S1.16, Propositions S1.17 and S1.18).
 
 If the entries of a matrix or of its factors are independent, symmetric about 0 and of one law, then
-E[s] = 1/n exactly, at any rank; s has the standard deviation √2/n if the law's fourth moment is
+E[s] = 1/n exactly, for any rank; the standard deviation of s is √2/n if the law's fourth moment is
 finite. E[d] = 0 if both factors have one law, because the transpose is as likely as the matrix; the
-standard deviation of d falls only as 1/√n.
+standard deviation of d decreases only as 1/√n.
 
 Axes: T trials, D width (the paper's n), R rank.
 """
@@ -54,11 +54,11 @@ class RandomScores(NamedTuple):
 def simulate_scores(
     width: int, rank: int | None = None, law: str = "normal", *, trials: int = 1000, seed: int = 0
 ) -> RandomScores:
-    """Symmetry and directionality of random matrices, dense or of low rank.
+    """Return symmetry and directionality of random matrices, dense or of low rank.
 
-    With a ``rank``, R, the entries of the factors are drawn; None gives dense matrices, (D, D).
-    ``law`` is one of `LAWS`. A zero matrix, which sparse factors may give, has no scores and is
-    left out.
+    With a ``rank``, R, the entries of the factors are drawn; with None, the entries of dense
+    matrices, (D, D). ``law`` is one of `LAWS`. Zero matrices, which sparse factors may result in,
+    have no scores and are left out.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def simulate_scores(
 
 
 def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
-    """‖M_s‖²/‖M‖² and ‖M_n‖²/‖M‖², computed from both parts; they add up to 1 (Lemma S1.16).
+    """Return ‖M_s‖²/‖M‖² and ‖M_n‖²/‖M‖² from both parts; the sum is 1 (Lemma S1.16).
 
     Examples
     --------
@@ -94,7 +94,7 @@ def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
 
 
 def _parts(evidence: Evidence) -> Sample:
-    """‖M_s‖² + ‖M_n‖² − ‖M‖² over ‖M‖², and how far beyond ±1 the scores are."""
+    """Return ‖M_s‖² + ‖M_n‖² − ‖M‖² relative to ‖M‖², and the excess of the scores beyond ±1."""
 
     def measure(form: BilinearForm) -> dict[str, float]:
         s, d = float(symmetry(form)), float(directionality(form))
@@ -104,13 +104,13 @@ def _parts(evidence: Evidence) -> Sample:
 
 
 def _draws(evidence: Evidence) -> dict[int, RandomScores]:
-    """Scores of random matrices by their width."""
+    """Return scores of random matrices by their width."""
     seed = evidence.subject.seed
     return {width: simulate_scores(width, trials=TRIALS, seed=seed) for width in (WIDE, NARROW)}
 
 
 def _falling(evidence: Evidence) -> Sample:
-    """Ln E|d| of wide matrices minus that of narrow ones, group by group."""
+    """Return ln E|d| of wide matrices minus ln E|d| of narrow matrices, group by group."""
     wide, narrow = (
         np.abs(scores.directionality).reshape(GROUPS, -1).mean(axis=1)
         for scores in evidence.once(_draws).values()
@@ -119,7 +119,7 @@ def _falling(evidence: Evidence) -> Sample:
 
 
 def _drawn(values: np.ndarray) -> Sample:
-    """Numbers of random matrices, each a unit."""
+    """Return a sample from numbers of random matrices; each number is a unit."""
     return Sample(values[:, None], "draws")
 
 

@@ -1,7 +1,7 @@
-"""Inputs and outputs of a running model's attention, in a pass that gradients flow through.
+"""Inputs and outputs of a running model's attention, in a pass with gradients.
 
-Attention runs as plain matrix products (``eager``) and reports its probabilities: the very tensor
-that is multiplied with the values, so that ∂loss/∂α can be computed.
+Attention runs as plain matrix products (``eager``) and returns its probabilities. This tensor is
+multiplied with the values, so that ∂loss/∂α can be computed.
 
 Axes: B examples, H query heads, N tokens (I queries), R head width.
 """
@@ -20,7 +20,7 @@ from wqk.live.listening import AttentionCall, Listener
 
 
 class BlockUses(NamedTuple):
-    """All uses of one block in a pass: one, unless layers share their weights."""
+    """All uses of one block in a pass: one use, unless layers share their weights."""
 
     uses: list[AttentionCall]
     mixed: list[Any]  # what W_o is given: the heads' Σ_j α_ij v_j side by side, (B, I, H · R)
@@ -28,9 +28,10 @@ class BlockUses(NamedTuple):
 
 @contextmanager
 def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[list[BlockUses]]:
-    """Record the blocks of a `transformers` model, given as plans, in every pass.
+    """Record the blocks of these plans in every pass of a `transformers` model.
 
-    Within the context the model is in evaluation mode with gradients on; then it is as before.
+    Within the context the model is in evaluation mode with gradients; afterwards the mode is
+    restored.
     """
     import torch
 
@@ -71,9 +72,9 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
 def require_records(
     model: Any, plans: Sequence[AttentionPlan], records: Sequence[BlockUses]
 ) -> None:
-    """Check that every block has reported the attention that meets its values.
+    """Check that every block has reported the attention that multiplies its values.
 
-    `TheoryError` names the first layer that was not run or did not.
+    Raises `TheoryError` with the first layer that did not run, or did not report its attention.
     """
     for plan, record in zip(plans, records, strict=True):
         if not record.uses or not all(use.attention.requires_grad for use in record.uses):
@@ -86,7 +87,7 @@ def require_records(
 
 @contextmanager
 def _plain_implementations(model: Any) -> Iterator[None]:
-    """Let all parts run attention that reports its probabilities, and experts of any precision."""
+    """Run attention that reports its probabilities, and experts of any precision, in all parts."""
     names = ("_attn_implementation", "_experts_implementation")
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = []

@@ -1,8 +1,8 @@
 """Causes of directional updates: the order of the text, the mean of the inputs, coordinates.
 
 A layer's update Σ_ij β_ij x_i x_jᵀ and the tails of its rows and columns are computed again with
-one thing changed. Every row of β sums to 0, so that the mean of the inputs drops out of the context
-side of an update, and stays on the other side.
+one change. Every row of β sums to 0. Therefore the mean of the inputs cancels on the context side
+of an update, but not on the prediction side.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """
@@ -35,9 +35,9 @@ FLAT = 1e-6
 def in_isolation(
     updates: Sequence[LayerUpdate], seed: int = 0
 ) -> dict[str, Iterator[BilinearForm]]:
-    """One layer's updates on several batches, with one thing changed, each made when it is taken.
+    """Return one layer's updates on several batches, with one change, computed one by one.
 
-    ``centered``: inputs less their mean over all batches. ``isotropic``: centered, with equal
+    ``centered``: inputs minus their mean over all batches. ``isotropic``: centered, with equal
     variance in all directions. ``rotated``: in a random orthonormal basis. ``random signs``: each
     β_ij with a random sign.
 
@@ -74,13 +74,13 @@ def in_isolation(
 def _changed_forms(
     change: Callable[[LayerUpdate], LayerUpdate], updates: Sequence[LayerUpdate]
 ) -> Iterator[BilinearForm]:
-    """Yield the form of each update, changed."""
+    """Yield the form of each update after a change."""
     for update in updates:
         yield change(update).form
 
 
 def rearranged(subject: Subject) -> dict[str, Subject]:
-    """Return the subject on its blocks shuffled, and on its blocks reversed.
+    """Return the subject with shuffled blocks, and with reversed blocks.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def _order(evidence: Evidence) -> Sample:
 
 
 def _in_passes(evidence: Evidence) -> Sample:
-    """Return what `in_updates` returns, with the gradients of one batch in memory at a time."""
+    """Return the tails of `in_updates`, with the gradients of one batch in memory at a time."""
     measured: dict[str, list[tuple[Tails, int]]] = {}
     for layers in evidence.passes():
         for layer in layers:
@@ -132,7 +132,8 @@ MEASURES: dict[str, StatementMeasure] = {"order": _order, "coordinates": _coordi
 def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return the tails of the updates by layer, unchanged and with one change, for a figure.
 
-    A layer is its label, the name of its stack included where there are several.
+    A layer is identified by its label, which includes the name of the stack if the model has
+    several.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in findings:

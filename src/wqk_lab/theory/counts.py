@@ -1,8 +1,9 @@
 """Numbers of tokens that each token predicts, and that predict it (Proposition S1.10).
 
-In a model that reads from left to right, token k of N (from 1) is context to the N − k tokens after
-it and is predicted from the k − 1 before it. In a model that fills in masked tokens, each unmasked
-token is context to every masked one. Over all tokens both counts add up to the same number.
+In a model that reads from left to right, token k of N (from 1) is context for the N − k later
+tokens, and is predicted from the k − 1 earlier tokens. In a model that fills in masked tokens, each
+unmasked token is context for every masked token. Over all tokens, the sums of both counts are
+equal.
 
 Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V vocabulary.
 """
@@ -38,8 +39,8 @@ class Pieces(NamedTuple):
 def cut(documents: np.ndarray, how: Cut, block: int) -> Pieces:
     """Cut a text into the pieces that a model reads: blocks of a ``stream``, or ``documents``.
 
-    ``documents`` says where each starts, and where the last one ends, (documents + 1,). Blocks of a
-    stream have one length, and begin anywhere in a document.
+    ``documents`` contains the start of each document, and the end of the last, (documents + 1,).
+    Blocks of a stream have one length, and begin anywhere in a document.
 
     Raises
     ------
@@ -71,9 +72,10 @@ class PairCounts:
     Attributes
     ----------
     context, prediction
-        μ_c and μ_p: how many tokens each entry was context to, and was predicted from, (C, V).
+        μ_c and μ_p: number of tokens that each entry was context for, and was predicted from, (C,
+        V).
     occurrences
-        How often each entry was read, (C, V).
+        Number of occurrences of each entry, (C, V).
     """
 
     context: np.ndarray
@@ -90,10 +92,10 @@ class PairCounts:
 def count_pairs(
     tokens: np.ndarray, pieces: Pieces, vocabulary_size: int, *, chunks: int = 32
 ) -> PairCounts:
-    """Count, for each entry, what it predicts and what predicts it, from left to right (S72, S73).
+    """Count the pairs of each entry as context and as prediction, from left to right (S72, S73).
 
-    No pair of ``tokens``, (N,), spans two pieces. The ``chunks``, C, are runs of pieces with about
-    equally many tokens: the units of an interval.
+    Both ``tokens``, (N,), of a pair are in one piece. The ``chunks``, C, are consecutive pieces
+    with about equal numbers of tokens: the units of an interval.
 
     Examples
     --------
@@ -121,11 +123,11 @@ def count_pairs(
 
 
 def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, np.ndarray]:
-    """Return the shares of each chunk that are context more often than prediction, (C,).
+    """Return, for each chunk, the share that is context more often than prediction, (C,).
 
-    ``entries``: the share of vocabulary entries with a ratio above 1, which Theorem S1.12 assumes
-    to be most; ties count half. ``mass``: the same, weighted by occurrences. Entries that occur
-    less than ``at_least`` times in a chunk are left out there.
+    ``entries``: the share of vocabulary entries with a ratio above 1, which is above ½ by the
+    assumption of Theorem S1.12; ties count half. ``mass``: the share weighted by occurrences. In
+    each chunk, entries with less than ``at_least`` occurrences are left out.
 
     Raises
     ------
@@ -153,7 +155,7 @@ def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, 
 
 
 def own_masks(evidence: Evidence) -> PairCounts:
-    """Count pairs on the subject's own masks, batch by batch (Equations S77, S78)."""
+    """Count pairs with the subject's masks, batch by batch (Equations S77, S78)."""
     tables, size = [], evidence.text.vocabulary_size
     for tokens, (_, labels) in zip(
         evidence.subject.blocks, evidence.subject.examples(), strict=True
@@ -176,7 +178,7 @@ def _in_total(evidence: Evidence) -> Sample:
 
 
 def _above_one(evidence: Evidence, how: Cut) -> Sample:
-    """`shares_above_one` of the chunks of the text, cut one way."""
+    """Return `shares_above_one` of the chunks of the text, cut in one of the two ways."""
     text, block = evidence.text, evidence.subject.blocks.shape[-1]
     counts = count_pairs(text.tokens, cut(text.documents, how, block), text.vocabulary_size)
     shares = shares_above_one(counts)

@@ -1,4 +1,4 @@
-"""Evidence for the statements: a subject's weights and gradients, each computed once.
+"""Evidence for the statements: weights and gradients of a subject, each computed once.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """
@@ -48,12 +48,12 @@ class LayerUpdate(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerGradient) -> LayerUpdate:
-        """Return the update that a layer's gradient stands for."""
+        """Return the update that a layer's gradient determines."""
         return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
 
     @property
     def form(self) -> BilinearForm:
-        """Σ_ij β_ij x_i x_jᵀ over the batch."""
+        """The form Σ_ij β_ij x_i x_jᵀ over the batch."""
         width = self.inputs.shape[-1]
         context = (self.beta @ self.inputs).reshape(-1, width)
         return BilinearForm.from_factors(self.inputs.reshape(-1, width).T, context.T)
@@ -61,25 +61,25 @@ class LayerUpdate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """A subject on its text; what several statements need is computed once.
+    """A subject and its text; results that several statements need are computed once.
 
     Attributes
     ----------
     subject, text
-        The model with its blocks, and the whole text that the blocks are from.
+        The model with its blocks, and the whole text of these blocks.
     layers
         Numbers of the layers to measure; None for all.
     mixing_errors
-        By layer, how far its heads' outputs are from the mean of the values that attention weights,
-        for each batch of `gradients`.
+        By layer, the difference of its heads' outputs from the mean of values weighted by
+        attention, for each batch of `gradients`.
     on_batch
-        Called before each batch whose gradients are computed, with the number of batches done and
-        of all batches.
+        Called before the gradients of each batch, with the number of finished batches and of all
+        batches.
 
     Raises
     ------
     CheckpointError, TheoryError
-        On first use: the model has no such layer, or its scores are not bilinear.
+        On first use: the model lacks a chosen layer, or its scores are not bilinear.
     """
 
     subject: Subject
@@ -106,12 +106,12 @@ class Evidence:
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """Their queries and keys, read once."""
+        """Queries and keys of the chosen layers, read once."""
         return blocks_of(open_checkpoint(self.subject.model), self.plans)
 
     @cached_property
     def values(self) -> dict[str, Factor | None]:
-        """Weights of the values of each self-attention layer; None if the family names none."""
+        """Weights of the values of each self-attention layer; None if not named by the family."""
         checkpoint = open_checkpoint(self.subject.model)
         plans = [plan for plan in self.plans if plan.kind == "self"]
         return {self.label(plan): load_values(checkpoint, plan) for plan in plans}
@@ -122,7 +122,7 @@ class Evidence:
         return list(self.subject.batches())
 
     def passes(self) -> Iterator[list[LayerGradient]]:
-        """Yield the gradients of the model's own loss for each batch; self-attention only."""
+        """Yield the gradients of the model's loss for each batch; only self-attention."""
         bilinear_plans(self.subject.name, self.plans)
         blocks = [block for block in self.blocks if block.plan.kind == "self"]
         width_of_layers = sum(block.query.weight.shape[-1] for block in blocks)
@@ -136,7 +136,7 @@ class Evidence:
     def gradients(self) -> list[list[LayerGradient]]:
         """The gradients of all batches, without the inputs of W_o.
 
-        One statement needs these inputs: its numbers are kept in `mixing_errors`.
+        Only one statement needs these inputs; its numbers are in `mixing_errors`.
         """
         batches = []
         for layers in self.passes():
@@ -149,13 +149,13 @@ class Evidence:
 
     @property
     def by_layer(self) -> dict[str, list[LayerGradient]]:
-        """`gradients` by layer, one for each batch."""
+        """The `gradients` of all batches, by layer."""
         columns = zip(*self.gradients, strict=True)
         return {self.label(column[0].attention.plan): list(column) for column in columns}
 
     @cached_property
     def updates(self) -> dict[str, list[LayerUpdate]]:
-        """Each layer's updates, one for each batch."""
+        """The updates for all batches, by layer."""
         return {
             label: list(map(LayerUpdate.of, gradients_of_layer))
             for label, gradients_of_layer in self.by_layer.items()
@@ -163,7 +163,7 @@ class Evidence:
 
     @cached_property
     def forms(self) -> dict[str, BilinearForm]:
-        """W_qk of each self-attention layer with a square form, the sum over its heads."""
+        """W_qk of each self-attention layer with a square form, summed over heads."""
         forms = {
             self.label(block.plan): block.form
             for block in self.blocks
@@ -179,14 +179,14 @@ class Evidence:
         return [np.asarray(labels != IGNORED) for _, labels in self.subject.examples()]
 
     def label(self, plan: AttentionPlan) -> str:
-        """Return a layer's name: its number, preceded by its stack where the model has several."""
+        """Return a layer's name: its number, after its stack if the model has several stacks."""
         stacks = {p.stack for p in self.plans}
         if len(stacks) > 1:
             return f"{plan.stack} {plan.layer}"
         return str(plan.layer)
 
     def on(self, subject: Subject) -> Evidence:
-        """Return the same layers of another subject with the same model."""
+        """Return evidence for the same layers of another subject with the same model."""
         evidence = Evidence(subject, self.text, self.layers, self.on_batch)
         evidence.__dict__.update(plans=self.plans, blocks=self.blocks)
         return evidence
@@ -194,7 +194,7 @@ class Evidence:
     def sample(self, measure: Callable[[LayerGradient, int], Mapping[str, float]]) -> Sample:
         """Measure every layer on every batch, as for `sample_of`.
 
-        ``measure`` is given a layer's gradient and the number of its batch.
+        ``measure`` is a function of a layer's gradient and the number of its batch.
         """
         measured: dict[str, list[Mapping[str, float]]] = {}
         for label, gradients_of_layer in self.by_layer.items():
@@ -209,7 +209,7 @@ StatementMeasure = Callable[[Evidence], Sample]
 def of_layers(
     measure: Callable[[LayerGradient], Mapping[str, float]],
 ) -> StatementMeasure:
-    """Return a statement's measure, from that of one layer's gradient on one batch."""
+    """Return the measure of a statement that applies a function to each layer and batch."""
     return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
 
 
@@ -265,7 +265,7 @@ NOT_FOR = {
 
 
 def obstacle(statement: Statement, evidence: Evidence) -> str:
-    """Return the reason why a statement cannot be tested on some evidence; empty if it can."""
+    """Return the reason why a statement cannot be tested on some evidence; else empty."""
     subject, needs = evidence.subject, statement.needs
     if subject.objective not in statement.objectives:
         return NOT_FOR[subject.objective]

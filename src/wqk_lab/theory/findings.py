@@ -1,4 +1,4 @@
-"""Findings about one model, or several states of one, and the files they are written to."""
+"""Findings about one model, or about several states of a model, and their files."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class StudyReport:
     Attributes
     ----------
     model, text
-        Their names; the model's with its step, or all models that were evaluated together.
+        Name of the model with its step, or names of all joined models; and name of the text.
     objective, mask_share
         ``masked``, ``each`` or ``causal``; the fraction of masked tokens, None unless ``masked``.
     batches, batch, block
         Number of batches, blocks in each, tokens in a block.
     seed
-        Of blocks, masks and simulations.
+        Seed of blocks, masks and simulations.
     caveat
-        A reason to doubt every finding; empty if there is none.
+        A reason to doubt every finding; else empty.
     missing
-        How many tensors the checkpoint lacks.
+        Number of tensors that the checkpoint lacks.
     findings
-        In the order of the paper.
+        Findings in the order of the paper.
     """
 
     model: str
@@ -60,14 +60,14 @@ class StudyReport:
 
     @property
     def title(self) -> str:
-        """The model, what it predicts, and what it read, in one line."""
+        """The model, its objective, and the text, in one line."""
         masks = "" if self.mask_share is None else f", {self.mask_share:.0%} masked"
         read = f"{self.batches} × {self.batch} blocks of {self.block} tokens of {self.text}"
         return f"{self.model}: {self.objective}{masks}; {read}"
 
     @property
     def tally(self) -> dict[str, int]:
-        """The number of findings about the model, or its text, with each verdict."""
+        """Number of findings about the model or its text, by verdict."""
         counted = Counter(f.verdict for f in self.findings if f.statement.about_model)
         return {verdict: counted[verdict] for verdict in VERDICTS}
 
@@ -177,7 +177,7 @@ def save(reports: Sequence[StudyReport], path: Path) -> None:
     Raises
     ------
     OutputError
-        The name has another ending, or the file cannot be written.
+        The ending of the name is unknown, or the file cannot be written.
     """
     check_output(path, FINDINGS, FINDINGS_WRITERS)
     write_atomically(path, FINDINGS_WRITERS[path.suffix](reports).encode())

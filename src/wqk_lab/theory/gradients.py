@@ -5,9 +5,9 @@ With score_ij = x_i W_qk y_jᵀ and any loss::
     ∂loss/∂W_qk = Σ_ij β_ij x_iᵀ y_j,    β_ij = ∂loss/∂score_ij
                 = c_ij α_ij (e_ij − Σ_j' α_ij' e_ij'),    e_ij = ∂loss/∂α_ij
 
-c_ij is what the score is multiplied by before the softmax: its scale, and the slope of the soft cap
-if there is one. The rows x are the queries' inputs, y the keys'; in self-attention they are the
-same. Gradient descent moves W_qk against this gradient; the paper's ΔW_qk is its negative.
+c_ij is the factor of the score before the softmax: its scale, and the slope of the soft cap, if
+any. The rows x are the inputs of queries, the rows y the inputs of keys; in self-attention x = y.
+Gradient descent moves W_qk against this gradient; the paper's ΔW_qk is its negative.
 
 Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
 """
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
 class LayerGradient:
     """The gradient of a loss with respect to the scores of one block's attention.
 
-    Where a model applies a block several times, its applications are further examples.
+    If a model applies a block several times, its applications are further examples.
 
     Attributes
     ----------
     attention
         The block's weights and plan.
     query_input, key_input
-        What queries and keys are projected from, after the block's norm, (B, I, D) and (B, J, D).
+        Inputs of queries and keys, after the block's norm, (B, I, D) and (B, J, D).
     probabilities
         α_ij, (B, H, I, J).
     error
-        e_ij = ∂loss/∂α_ij, (B, H, I, J): the error at the heads' output times each value, which is
-        the paper's δ_iᵀ x_j (S31, S35).
+        e_ij = ∂loss/∂α_ij, (B, H, I, J): the error at the heads' output times each value, the
+        paper's δ_iᵀ x_j (S31, S35).
     beta
-        β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J), the softmax included (S36). 0 where i does not
-        see j. Without a soft cap and sinks every row sums to 0, because a softmax ignores what all
-        its scores share.
+        β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J), including the softmax (S36). 0 if j is hidden
+        from i. Without a soft cap and sinks every row sums to 0, because a softmax ignores a
+        constant that is added to all its scores.
     value_input, mixed
-        What the values are projected from, (B, J, D), which `mixing_error` needs; and what W_o is
-        given, (B, I, H·R), or None where the family does not name the values and outputs.
+        Inputs of values, (B, J, D), for `mixing_error`; and inputs of W_o, (B, I, H·R), or None if
+        the family does not name the values and outputs.
     """
 
     attention: Block
@@ -72,9 +72,9 @@ class LayerGradient:
     def by_prediction(self, head: int | None = None) -> BilinearForm:
         """Σ_i x_iᵀ (Σ_j β_ij y_j): one rank-1 matrix for each predicted token (S37); rank B·I.
 
-        The gradient of one head's form, or the sum of all heads' gradients. In rotary models it is
-        the gradient of a term E that all distances share, in scores x_i (A R(−N) Bᵀ + E) y_jᵀ; for
-        the form at one distance see `at_distance`.
+        The result is the gradient of one head's form, or the sum of all heads' gradients. In rotary
+        models, it is the gradient of a term E common to all distances, in scores x_i (A R(−N) Bᵀ +
+        E) y_jᵀ; for the form at one distance see `at_distance`.
         """
         x, context = self.query_input, self._weights(head) @ self.key_input
         return BilinearForm.from_factors(_columns(x), _columns(context))
@@ -85,12 +85,12 @@ class LayerGradient:
         return BilinearForm.from_factors(_columns(predicted), _columns(self.key_input))
 
     def at_distance(self, distance: int, head: int | None = None) -> BilinearForm:
-        """Return the gradient of the form at distance i − j: a sum over the pairs at it.
+        """Return the gradient of the form at distance i − j: a sum over pairs at this distance.
 
         Raises
         ------
         TheoryError
-            No pair is that far apart.
+            No pair has this distance.
         """
         count = min(self.beta.shape[-2], self.beta.shape[-1] + distance) - max(distance, 0)
         if count < 1:
@@ -107,9 +107,9 @@ class LayerGradient:
     ) -> tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]:
         """Return the gradients of W_q and W_k that β implies, (H, R, D) and (G, R, D).
 
-        Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), turned back by the tokens' positions, in
-        the shapes of the stored weights. They are the parameters' own gradients unless queries or
-        keys also enter other terms of the score.
+        Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), rotated back by the tokens' positions, in
+        the shapes of the stored weights. The result equals the parameters' gradients unless queries
+        or keys also occur in other terms of the score.
         """
         met_by_queries = self.beta @ self.attention.keys(self.key_input)
         met_by_keys = self.beta.swapaxes(-1, -2) @ self.attention.queries(self.query_input)
@@ -119,14 +119,14 @@ class LayerGradient:
         return query, key.reshape(groups, -1, *key.shape[1:]).sum(axis=1)
 
     def _weights(self, head: int | None) -> np.ndarray:
-        """β of one head, or summed over heads, (B, I, J)."""
+        """Return β of one head, or summed over heads, (B, I, J)."""
         return np.asarray(self.beta.sum(axis=1) if head is None else self.beta[:, head])
 
 
 def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
-    """Check that the scores of all blocks are bilinear in their inputs; `TheoryError` says why not.
+    """Raise `TheoryError` if the score of any block is not bilinear in its inputs.
 
-    Terms that are added to a form's score, such as a bias of positions, do no harm.
+    Terms that are added to a form's score, such as a bias of positions, are allowed.
     """
     for plan in plans:
         sides = plan.query, plan.key
@@ -147,7 +147,7 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
 
 
 def blocks_of(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Block]:
-    """Return the blocks, with their queries and keys read."""
+    """Return the blocks of these plans, with their queries and keys read."""
     blocks = [Block(checkpoint, plan) for plan in plans]
     for block in blocks:
         block.weights()
@@ -164,9 +164,9 @@ def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
 
 
 def mixing_error(use: LayerGradient, values: Factor | None) -> float:
-    """Largest relative difference of W_o's input from the heads' Σ_j α_ij (x_j W_v + b_v).
+    """Return the largest relative difference of W_o's input from Σ_j α_ij (x_j W_v + b_v).
 
-    NaN where the family does not name the values.
+    NaN if the family does not name the values.
     """
     if values is None or use.mixed is None or use.value_input is None:
         return float("nan")
@@ -191,34 +191,34 @@ def gradients(
 ) -> list[LayerGradient]:
     """Return the exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
-    The model is run in evaluation mode, without dropout, and is left as it was, including the
-    gradients of its parameters. Numbers are as precise as the model's; for float64 throughout,
-    build it and run this within ``wqk.live.running.double_precision()``.
+    The model runs in evaluation mode, without dropout; its mode and the gradients of its parameters
+    are restored. The results have the model's precision. For float64, create the model and call
+    this function within ``wqk.live.running.double_precision()``.
 
     Parameters
     ----------
     model
-        A `transformers` model of a family that wqk knows.
+        A `transformers` model of a known family.
     batch
-        Keyword arguments for it.
+        Keyword arguments of the model.
     loss
-        Takes the model and the batch, and returns a scalar tensor; by default the ``loss`` of
+        Function of the model and the batch that returns a scalar tensor; by default the ``loss`` of
         ``model(**batch)``.
     layers
-        Numbers of the layers to measure; by default all. The attention of a whole pass is held in
+        Numbers of the layers to measure; by default all. The attention of a whole pass is in
         memory, (B, H, N, N) for each layer, as in training.
     blocks
-        Weights that `blocks_of` has read already; they replace ``layers``.
+        Blocks from `blocks_of`, instead of ``layers``.
 
     Raises
     ------
     TheoryError
-        A block's score is no bilinear form, or the loss is no scalar tensor or does not depend on
-        the attention that a block reports.
+        A block's score is not a bilinear form, or the loss is not a scalar tensor, or does not
+        depend on the reported attention of a block.
     CheckpointError
-        There is no such layer.
+        The model lacks a chosen layer.
     UnknownFamily
-        No family knows the model.
+        The model's family is unknown.
 
     Examples
     --------
@@ -264,11 +264,11 @@ def gradients(
 def gradients_in_passes(
     model: Any, batch: Mapping[str, Any], blocks: Sequence[Block], positions: int
 ) -> list[LayerGradient]:
-    """Return the gradients of the model's own loss on a batch, from passes over parts of the batch.
+    """Return the gradients of the model's loss on a batch, from passes over parts of the batch.
 
-    A pass with gradients holds the activations of all layers. Passes over a few texts at a time
-    hold less, and their gradients are those of the batch: the loss of a batch is the mean of the
-    losses of its texts, which all predict the same number of tokens.
+    A pass with gradients stores the activations of all layers. Passes over a few texts at a time
+    need less memory, with the same gradients: the loss of a batch is the mean of the losses of its
+    texts, because all texts predict the same number of tokens.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def gradients_in_passes(
 
 
 def _share_of_loss(share: float) -> Loss:
-    """Return a loss: this share of the model's own loss."""
+    """Return a loss function: this share of the model's loss."""
     return lambda model, batch: _own_loss(model, batch) * share
 
 
@@ -371,18 +371,18 @@ def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> L
 
 
 def _joined(tensors: Sequence[Any]) -> np.ndarray:
-    """Tensors of several applications as one array, in float64 if they are, else in float32."""
+    """Return tensors of several applications as one array, in float32 or float64."""
     hosts = [tensor.detach().cpu() for tensor in tensors]
     return np.concatenate([h if h.dtype.itemsize == 8 else h.float() for h in hosts])
 
 
 def _columns(vectors: np.ndarray) -> np.ndarray:
-    """Row vectors (B, N, D) of all examples as the columns of a factor, (D, B·N)."""
+    """Return row vectors (B, N, D) of all examples as the columns of a factor, (D, B·N)."""
     return vectors.reshape(-1, vectors.shape[-1]).T
 
 
 def _projected_gradient(attention: Block, met: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-    """Gradient (H, R, D) of a weight whose vectors have the gradients ``met`` (B, H, N, R)."""
+    """Return the gradient (H, R, D) of a weight from gradients of its outputs (B, H, N, R)."""
     rotary = attention.plan.rotary
     if rotary is not None:  # the transpose of a turn is the turn back
         met = rotary.rotate(met, -np.arange(met.shape[-2])).astype(met.dtype, copy=False)

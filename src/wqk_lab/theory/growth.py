@@ -1,11 +1,11 @@
 """Contribution of one token to rows and columns, as context and as prediction (S1.7-S1.9).
 
 The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i,
-and also a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
-one: the squared norms of its columns and of its rows add up to the same number. What differs is how
-they are spread over the D columns and the D rows. If predicted tokens have the covariance Σ and the
-context token an isotropic one, a column outgrows row m by Tr(Σ)/(D Σ_mm) as context (S62), and the
-other way round as prediction (S67).
+and also a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank one:
+the sums of the squared norms of its columns and of its rows are equal. Only the distributions over
+the D columns and the D rows differ. If predicted tokens have the covariance Σ and the context token
+an isotropic covariance, a column grows faster than row m by Tr(Σ)/(D Σ_mm) as context (S62), and
+slower as prediction (S67).
 
 Axes: ``...`` batches, N tokens (i predicted, j context), D width.
 """
@@ -24,7 +24,7 @@ from wqk_lab.theory.verdict import Sample
 
 
 class Contributions(NamedTuple):
-    """Squared norms of the columns and rows of what each token adds, all (..., N, D)."""
+    """Squared norms of the columns and rows of each token's terms, all (..., N, D)."""
 
     context_columns: np.ndarray
     context_rows: np.ndarray
@@ -35,8 +35,8 @@ class Contributions(NamedTuple):
 def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]) -> Contributions:
     """Return the contributions of each token, as context and as prediction (S42-S45).
 
-    ``inputs`` are the x that both projections are applied to; the rows of ``beta`` are predicted
-    tokens i, its columns context tokens j.
+    ``inputs`` are the inputs x of both projections; the rows of ``beta`` are predicted tokens i,
+    its columns context tokens j.
 
     Examples
     --------
@@ -58,9 +58,9 @@ def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]
 
 
 def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> np.ndarray:
-    """Share of all pairs of a column and a row in which the column is larger; ties count half.
+    """Return the share of pairs of a column and a row with a larger column; ties count half.
 
-    Mann and Whitney's U over the number of pairs.
+    This is Mann and Whitney's U divided by the number of pairs.
 
     Examples
     --------
@@ -75,15 +75,15 @@ def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> 
 
 
 class Spread(NamedTuple):
-    """Distribution of vectors about the origin, on which Proposition S1.8 makes assumptions.
+    """Distribution of vectors about the origin, for the assumptions of Proposition S1.8.
 
     Attributes
     ----------
     mean_share
         ‖mean‖² / E‖x‖²: 0 for centered vectors.
     dimensions
-        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line. What a sample of this
-        size adds to Tr(Σ²) by chance is subtracted.
+        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line. The contribution of a
+        sample of this size to Tr(Σ²) by chance is subtracted.
     below
         Share of coordinates with less than the average variance: the rows m of Equation S53.
     """
@@ -118,7 +118,7 @@ def spread_of(vectors: Float[Array, "n d"]) -> Spread:
 
 
 def as_printed(update: LayerUpdate) -> float:
-    """Return the mean cosine of what a predicted token adds and Equation S50.
+    """Return the mean cosine of a predicted token's term and Equation S50.
 
     S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ in S46.
     """
@@ -134,7 +134,7 @@ def as_printed(update: LayerUpdate) -> float:
 
 
 def _groupings(update: LayerUpdate) -> dict[str, float]:
-    """Return the largest difference of the two sums, and of columns and rows in total."""
+    """Return the largest difference of the two sums, and of the totals of columns and rows."""
     x, beta = update.inputs.astype(np.float64), update.beta.astype(np.float64)
     by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
     by_prediction = np.einsum("bnm,bnk->mk", x, beta @ x)
@@ -150,7 +150,7 @@ def _groupings(update: LayerUpdate) -> dict[str, float]:
 
 
 def _growth(update: LayerUpdate) -> dict[str, float]:
-    """`share_above` of each token's own columns and rows, on average over tokens."""
+    """Return `share_above` of each token's columns and rows, averaged over tokens."""
     added = contributions(*update)
     sides = {"as_context": added[:2], "as_prediction": added[2:]}
     shares = {}

@@ -1,6 +1,6 @@
-"""From a model's name and a text to subjects that the statements can be tested on.
+"""Subjects for testing the statements, from a model's name and a text.
 
-No code of a repository is ever run: a model that needs its own is refused.
+Code of a repository is never run: a model that needs such code raises an error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_subjects(
     seed: int = 0,
     revision: str | None = None,
 ) -> tuple[Text, Iterator[Subject]]:
-    """Open a text, and a model to run on it: one state of it, or several steps of a run.
+    """Open a text, and a model to run on the text: one state, or several steps of a run.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ def open_subjects(
         A checkpoint's folder or Hub id; a training run's folder; or, for freshly drawn weights, a
         ``config.json`` or a model type such as ``bert``.
     corpus
-        A token store, a text file for the model's own tokenizer, or token ids: an .npy file, an
-        array or a tensor, (N,), or (B, N) as from ``model.generate``, where a row is a document.
+        A token store, a text file for the model's tokenizer, or token ids: an .npy file, an array
+        or a tensor, (N,), or (B, N) as from ``model.generate``, with a document in each row.
     steps
-        Steps of a run; empty for all that were saved, None for the last.
+        Steps of a run; empty for all saved steps, None for the last step.
     batches, batch, block
-        Number of batches, blocks in each, and tokens in a block: by default
-        `BLOCK_TOKENS`, or a run's own if that is shorter, or the number of positions of the model.
-        All states get the same batches.
+        Number of batches, blocks in each batch, and tokens in a block: by default `BLOCK_TOKENS`,
+        or the shorter block of a run, or the number of positions of the model. All states get the
+        same batches.
     objective
-        ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
+        ``masked``, ``each`` or ``causal``; by default, from the model's architecture.
     mask_share
         Fraction of tokens that are masked.
     seed
@@ -83,11 +83,11 @@ def open_subjects(
     CorpusError
         The text cannot be read, or is not in the model's vocabulary.
     CheckpointError
-        The model cannot be loaded, or cannot be run on such blocks.
+        The model cannot be loaded, or cannot be run on these blocks.
     RunError
-        The run has no such step.
+        The run lacks a chosen step.
     UnknownFamily
-        The model is no language model.
+        The model is not a language model.
     MissingPackage
         PyTorch or `transformers` is not installed.
     """
@@ -144,13 +144,13 @@ class State:
 
     @property
     def is_fresh(self) -> bool:
-        """True for a configuration file, or a model type without a folder: there are no weights."""
+        """True for a configuration file, or a model type without a folder: without weights."""
         path = Path(self.ref)
         return path.suffix == ".json" or (self.ref in known_types() and not path.exists())
 
     @property
     def name(self) -> str:
-        """The run's name for one of its steps; otherwise the folder's, or the whole id."""
+        """Name of the run for one of its steps; else the name of the folder, or the whole id."""
         path = Path(self.ref)
         if self.step is not None:
             return path.parent.resolve().name
@@ -159,17 +159,16 @@ class State:
 
 @dataclass(frozen=True)
 class _Outline:
-    """Facts about a model that its configuration decides; None if unknown.
+    """Facts about a model from its configuration; None if unknown.
 
     Attributes
     ----------
     objective
-        What the model is to predict.
+        Objective of the model.
     vocabulary_size
         Number of rows of the table of embeddings; None also for a bare model type.
     positions, learned_positions
-        Number of tokens that the model has positions for; and that a table of positions has rows
-        for, if there is a table.
+        Number of positions of the model; and number of rows of its table of positions, if any.
     """
 
     objective: ObjectiveName | None = None
@@ -179,7 +178,7 @@ class _Outline:
 
 
 def _outline(state: State, objective: ObjectiveName | None, revision: str | None) -> _Outline:
-    """Read a model's configuration, and build the model without weights."""
+    """Read a model's configuration, and create the model without weights."""
     import torch
     import transformers
 
@@ -228,10 +227,10 @@ def _require_vocabulary(text: Text, state: State, outline: _Outline, revision: s
 def _require_tokenizer(
     corpus: Corpus, state: State, outline: _Outline, revision: str | None
 ) -> None:
-    """Raise an error with the size of the vocabulary if a text needs a tokenizer that is not there.
+    """Raise an error with the size of the vocabulary if a text needs a missing tokenizer.
 
-    The error complements that of `open_text`. Without a mask token, only the next token can be
-    predicted from token ids alone.
+    The error complements the error of `open_text`. Without a mask token, token ids only allow the
+    prediction of the next token.
     """
     size = outline.vocabulary_size
     if size is None or not isinstance(corpus, str | PathLike):
@@ -256,7 +255,7 @@ class _Problems:
         self.errors: list[WqkError] = []
 
     def collect(self, check: Callable[[], Checked]) -> Checked | None:
-        """Return the result of a check; if it raises an error, keep the error, and return None."""
+        """Return the result of a check; if it raises an error, store the error and return None."""
         try:
             return check()
         except (CheckpointError, CorpusError) as error:
@@ -283,7 +282,7 @@ class _Problems:
 
 
 def _lack_of_weights(state: State) -> str:
-    """Describe a checkpoint that has only queries and keys; empty for others. Reads no weight."""
+    """Describe a checkpoint with only queries and keys; empty for others. Reads no weights."""
     if state.is_fresh or not Path(state.ref).exists():  # a Hub repository is not fetched for this
         return ""
     try:
@@ -318,14 +317,14 @@ def known_types() -> dict[str, set[str]]:
 
 
 def block_of(ref: str) -> int:
-    """Return the tokens in a block: `BLOCK_TOKENS`, or the block of a run if it is shorter."""
+    """Return the tokens in a block: `BLOCK_TOKENS`, or the block of a run if shorter."""
     if not (Path(ref) / SETTINGS).is_file():
         return BLOCK_TOKENS
     return min(BLOCK_TOKENS, int(open_run(ref).recipe.get("block", BLOCK_TOKENS)))
 
 
 def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> list[State]:
-    """Return the states that a reference names; arguments and errors as for `open_subjects`."""
+    """Return the states of a reference; arguments and errors as for `open_subjects`."""
     if revision is not None and (Path(ref).exists() or ref in known_types()):
         raise CheckpointError(f"{ref}: only a Hub repository has revisions; leave out --revision")
     if not (Path(ref) / SETTINGS).is_file():
@@ -353,9 +352,9 @@ def load_model(
 ) -> tuple[Any, ObjectiveName, tuple[str, ...]]:
     """Load a model in float32, with its objective and the tensors that its checkpoint lacks.
 
-    By default it predicts what its architecture is made for. ``vocabulary_size`` is for a bare
-    model type, which has no vocabulary of its own; ``seed`` is that of all weights drawn here.
-    Errors as for `open_subjects`.
+    By default, the objective follows from the architecture. ``vocabulary_size`` is for a model type
+    without a configuration, which has no vocabulary; ``seed`` is the seed of all weights drawn
+    here. Errors as for `open_subjects`.
     """
     import torch
     import transformers
@@ -388,7 +387,7 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
 
 def _objective(config: Any) -> ObjectiveName:
-    """Return the objective of an architecture: by its name, or by the models of its type."""
+    """Return the objective of an architecture, from its name, or from the models of its type."""
     for predicts in map(predicted_by, config.architectures or ()):
         if predicts in ("masked", "causal"):
             return predicts
@@ -398,7 +397,7 @@ def _objective(config: Any) -> ObjectiveName:
 
 
 def _maker(config: Any, objective: ObjectiveName) -> str:
-    """Return the name of the class that builds the model; the configuration gets the right mask."""
+    """Return the name of the model's class; the configuration gets the right mask."""
     kinds = known_types().get(config.model_type, set())
     kind = "causal" if objective == "causal" else "masked"
     if kind not in kinds:
@@ -411,7 +410,7 @@ def _maker(config: Any, objective: ObjectiveName) -> str:
 
 
 def _doubt(size: int, text: Text, state: State, revision: str | None) -> str:
-    """Why the text may not be in the model's tokens; `CorpusError` if it is known not to be.
+    """Return the reason why the text may not be in the model's tokens; `CorpusError` if it is not.
 
     ``size`` is the number of entries of the model's table of embeddings.
     """
@@ -438,7 +437,7 @@ def _doubt(size: int, text: Text, state: State, revision: str | None) -> str:
 
 
 def _require_run(subject: Subject) -> None:
-    """Check that the model can be run on a block, before minutes are spent on it."""
+    """Check that the model can be run on a block, before a long computation."""
     import torch
 
     batch = {name: value[:1] for name, value in next(subject.batches()).items()}

@@ -1,11 +1,11 @@
-"""Steps of an optimizer: rows and columns of the change that W_qk really makes.
+"""Steps of an optimizer: rows and columns of the actual change of W_qk.
 
 Adam's first step moves every weight by the sign of its gradient, and later steps are similar. The
-gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows a common part,
-which signs amplify. From that of W_k, Σ_j x_j (Σ_i β_ij q_i), the mean drops out, because every row
-of β sums to 0. So the two factors change differently, whatever the objective is.
+gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs adds a common part to its rows,
+which signs amplify. In the gradient of W_k, Σ_j x_j (Σ_i β_ij q_i), the mean cancels, because every
+row of β sums to 0. Therefore the two factors change differently, for any objective.
 
-Statements on a run are measured on what changed between its saved steps.
+Statements on a run are measured on the changes between its saved steps.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ StepKind = Literal["gradient", "descent", "signs", "centered"]
 
 
 def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[StepKind, BilinearForm]:
-    """To first order, the change of a layer's form in one step of several kinds.
+    """Return the first-order change of a layer's form in one step of several kinds.
 
-    ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
-    gradient descent. ``signs``: through the factors, by the signs of their gradients. ``centered``:
-    by signs, with the ``mean`` of the layer's inputs, (D,), subtracted in the gradient of W_q.
+    ``gradient``: a step of the form, Σ_ij β_ij x_i x_jᵀ. ``descent``: a step of the factors, by
+    plain gradient descent. ``signs``: a step of the factors, by the signs of their gradients.
+    ``centered``: by signs, with the ``mean`` of the layer's inputs, (D,), subtracted in the
+    gradient of W_q.
 
     Examples
     --------
@@ -58,8 +59,8 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[StepKind, B
 def tails_of_steps(evidence: Evidence) -> dict[StepKind, Sample]:
     """Return the tails of every kind of step of each layer on each batch.
 
-    The steps of all layers and batches are several times larger than the model: each is measured
-    before the next is made.
+    The steps of all layers and batches are several times larger than the model. Therefore each step
+    is measured before the next is computed.
     """
     tails_by_kind: dict[StepKind, dict[str, list[tuple[Tails, int]]]] = {}
     for label, gradients_of_layer in evidence.by_layer.items():
@@ -81,7 +82,7 @@ class Moment:
 
 
 def moment(evidence: Evidence) -> Moment:
-    """Return the moment of a subject that is a saved step of a run."""
+    """Return the moment of a subject, which is a saved step of a run."""
     signs = {}
     for label, gradients_of_layer in evidence.by_layer.items():
         factor_gradients = [gradient.factor_gradients() for gradient in gradients_of_layer]
@@ -103,7 +104,7 @@ def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
 
 
 def along_the_signs(moments: Sequence[Moment]) -> Sample:
-    """Cosine of each change and the step by signs before it; NaN if there is no change."""
+    """Return the cosine of each change and the step by signs before it; NaN without a change."""
     measured = {}
     for layer, changes_of_layer in changes(moments).items():
         pairs = zip(changes_of_layer, moments[:-1], strict=True)

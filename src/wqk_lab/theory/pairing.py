@@ -1,10 +1,10 @@
-"""Theorems 2.4 and S1.14, Remark S1.15: how β_ij and β_ji pair up, and how symmetric that is.
+"""Theorems 2.4 and S1.14, Remark S1.15: pairs of β_ij and β_ji, and the resulting symmetry.
 
-The theorem assumes that β_ij and β_ji have one sign and about one size, so that each pair of tokens
-adds a nearly symmetric matrix β_ij K_ij + β_ji K_ijᵀ. That is tested on pairs of two predicted
-tokens: under a causal mask one of the two is 0, and in the last layer also if only one token is
-predicted. Where each token is predicted from all others (S9), β_ij is from the pass that predicts
-i, and β_ji from the one that predicts j.
+The theorem assumes that β_ij and β_ji have the same sign and about the same size, so that each pair
+of tokens adds a nearly symmetric matrix β_ij K_ij + β_ji K_ijᵀ. This is tested on pairs of two
+predicted tokens, because one of β_ij and β_ji is 0 under a causal mask, and in the last layer also
+if only one token is predicted. If each token is predicted from all others (S9), β_ij is from the
+pass that predicts i, and β_ji from the pass that predicts j.
 
 Axes: B blocks, H query heads, N tokens (i predicted, j context), D width, U batches.
 """
@@ -27,19 +27,19 @@ from wqk_lab.theory.verdict import Sample
 
 
 class Pairs(NamedTuple):
-    """β_ij and β_ji of one layer next to each other.
+    """The values β_ij and β_ji of one layer.
 
     Attributes
     ----------
     beta
         β_ij of the pass that predicts i, (B, H, N, N).
     overlap
-        (x_i · x'_i)(x_j · x'_j), (B, N, N), of the inputs x of the pass that predicts i and x' of
-        the one that predicts j. In a single pass, ‖x_i‖² ‖x_j‖².
+        (x_i · x'_i)(x_j · x'_j), (B, N, N), with the inputs x of the pass that predicts i and x' of
+        the pass that predicts j. In a single pass, ‖x_i‖² ‖x_j‖².
     cross
         (x_i · x_j)² in the pass that predicts i, (B, N, N).
     predicted
-        Which tokens are predicted, (B, N).
+        Mask of the predicted tokens, (B, N).
     """
 
     beta: Float[Array, "blocks heads tokens tokens"]
@@ -55,9 +55,9 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) -> Pairs:
-    """Return the pairs of one layer, given which tokens are predicted in each application of it.
+    """Return the pairs of one layer, from the mask of predicted tokens in each application.
 
-    Where each example predicts one token, in turn, N examples make up one block.
+    If the examples predict one token each, in turn, N examples form one block.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
 
 
 def _each_in_turn(predicted: Bool[Array, "batch tokens"]) -> bool:
-    """Return whether every N examples predict their N tokens in turn, one in each example."""
+    """Return whether every N consecutive examples predict their N tokens, one token each."""
     examples, tokens = predicted.shape
     if examples % tokens:
         return False
@@ -108,10 +108,10 @@ def _pairs_of_turns(
 
 
 def correlation(pairs: Pairs) -> dict[str, float]:
-    """Return the correlation of β_ij and β_ji over the pairs of two predicted tokens, of all heads.
+    """Return the correlation of β_ij and β_ji over pairs of two predicted tokens, in all heads.
 
-    Also ``agreement``, the share of one sign among the pairs without a 0, and the number of
-    ``pairs``.
+    The result also contains ``agreement``, the share of pairs with equal signs among the pairs
+    without a 0, and the number of ``pairs``.
     """
     heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
     forward, backward = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
@@ -128,9 +128,8 @@ def correlation(pairs: Pairs) -> dict[str, float]:
 def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]:
     """Return the symmetry of G = Σ β_ij x_iᵀ x_j in three parts, and as a whole.
 
-    tr(G G) = Σ_{i≠j} β_ij β_ji ‖x_i‖² ‖x_j‖² (``from_pairs``, which the theorem is about)
-    + Σ_i β_ii² ‖x_i‖⁴ (``from_diagonal``) + what is due to tokens that resemble others
-    (``from_likeness``).
+    tr(G G) = Σ_{i≠j} β_ij β_ji ‖x_i‖² ‖x_j‖² (``from_pairs``, the subject of the theorem) + Σ_i
+    β_ii² ‖x_i‖⁴ (``from_diagonal``) + a contribution of similar tokens (``from_likeness``).
 
     Examples
     --------
@@ -160,10 +159,10 @@ def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]
 def share_of_predicted(pairs: Pairs) -> dict[str, float]:
     """Return the symmetric part of pairs of two predicted tokens, relative to pairs with one.
 
-    ``count`` is the ratio of their numbers, near p/(1−p) (S119), ``size`` that of their squared
-    norms, and ``ratio`` is size/count: 1 if two predicted tokens add a symmetric matrix (S118, the
-    part with S_ij), any other pair none, and all β_ij K_ij are of one size. NaN if no block has two
-    predicted tokens and one that is not.
+    ``count`` is the ratio of their numbers, near p/(1−p) (S119), ``size`` is the ratio of their
+    squared norms, and ``ratio`` is size/count. The ratio is 1 if two predicted tokens add a
+    symmetric matrix (S118, the part with S_ij), other pairs add none, and all β_ij K_ij have one
+    size. NaN if no block has two predicted tokens and another token.
     """
     beta = pairs.beta.sum(axis=1)  # of all heads, (B, N, N)
     both_predicted = pairs.both
@@ -182,10 +181,10 @@ def share_of_predicted(pairs: Pairs) -> dict[str, float]:
 
 
 def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
-    """Return the symmetry of what three or more updates have in common, as jackknife pseudo-values.
+    """Return the symmetry of the common part of three or more updates, as jackknife pseudo-values.
 
     Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over pairs of different batches: the symmetry of the
-    expected update, without the noise of single batches, which can hide what adds up over many.
+    expected update, without the noise of single batches, which may hide the common part.
 
     Examples
     --------

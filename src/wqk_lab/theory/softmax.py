@@ -1,9 +1,9 @@
-"""Effect of the softmax, which the proof of Proposition 2.2 leaves out.
+"""Effect of the softmax, which the proof of Proposition 2.2 ignores.
 
-Without it (S33) the coefficient of a pair is e_ij = δ_iᵀ x_j (S31, S35, with values and W_o in δ).
-The exact β (see `wqk_lab.theory.gradients`) has rows that sum to 0: what a token gains from one
-context it loses from the others, and a context that equals the average of what it sees does not
-count.
+Without the softmax (S33), the coefficient of a pair is e_ij = δ_iᵀ x_j (S31, S35, with values and
+W_o in δ). The rows of the exact β (see `wqk_lab.theory.gradients`) sum to 0: a gain from one
+context token is a loss from the others, and a context token with the average error of all visible
+tokens does not contribute.
 
 Axes: B batch, H query heads, N tokens (I queries, J keys).
 """
@@ -25,10 +25,10 @@ from wqk_lab.theory.verdict import Sample
 def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
     """Compare a layer's exact β with the coefficients derived without the softmax.
 
-    Over all heads and all pairs whose first token sees the second: the ``cosine`` of the two sets
-    of coefficients; ``agreement``, the share of pairs in which they have one sign; ``row_sums``,
-    the largest sum of a row of β over the largest sum of absolute values; and the
-    ``cosine_of_forms`` and symmetries of the two sums Σ β_ij K_ij and Σ e_ij K_ij.
+    Over all heads and all visible pairs: the ``cosine`` of the two sets of coefficients;
+    ``agreement``, the share of pairs with equal signs; ``row_sums``, the largest sum of a row of β
+    divided by the largest sum of absolute values; and the ``cosine_of_forms`` and symmetries of the
+    two sums Σ β_ij K_ij and Σ e_ij K_ij.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
 
 
 def _against_autograd(evidence: Evidence) -> Sample:
-    """Compare the factors' gradients that β implies with a backward pass, on one batch."""
+    """Compare the factors' gradients from β with a backward pass, on one batch."""
     model = evidence.subject.model
     plans = [plan for plan in evidence.plans if plan.kind == "self"]
     batch: dict[str, Any] = evidence.batches[0]

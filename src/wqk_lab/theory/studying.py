@@ -1,4 +1,4 @@
-"""All statements on one subject, on the saved steps of a run, and on several seeds together."""
+"""All statements for one subject, for the saved steps of a run, and for several seeds together."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FILES = (
 
 
 def _read() -> list[Statement]:
-    """Return the statements, in the order of the paper, each with what measures it."""
+    """Return the statements in the order of the paper, each with its measure."""
     measures = {}
     for file in FILES:
         file_name = file.__name__.rpartition(".")[2]
@@ -78,7 +78,7 @@ STATEMENTS = tuple(statement for statement in EVERY if statement.needs != "run")
 
 
 def examine(statement: Statement, evidence: Evidence) -> Finding:
-    """Test one statement on some evidence, by itself."""
+    """Test one statement on some evidence, without correction for other statements."""
     reason = obstacle(statement, evidence)
     if reason:
         return not_tested(statement, reason)
@@ -89,14 +89,15 @@ def examine(statement: Statement, evidence: Evidence) -> Finding:
 
 
 def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[Finding]:
-    """Test every statement on one model and text; an untestable statement is a finding as well.
+    """Test every statement on one model and text; untestable statements also have a finding.
 
-    ``on_progress`` is called with the next statement's number, how many are done, and of how many.
+    ``on_progress`` is called with the next statement's number, the number of finished statements,
+    and the number of all statements.
 
     Raises
     ------
     CheckpointError
-        The model has no such layer.
+        The model lacks a chosen layer.
     """
     findings = []
     _ = evidence.plans  # reports a wrong layer before anything is measured
@@ -108,9 +109,9 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
 
 
 def follow(moments: Sequence[Moment], objective: ObjectiveName, lacking: str = "") -> list[Finding]:
-    """Return the statements on a run, from its saved steps; not yet settled.
+    """Return findings on the statements about a run, from its saved steps, before adjustment.
 
-    ``lacking`` says why saved steps have no moment, if some have none.
+    ``lacking`` is the reason why some saved steps have no moment.
     """
     reason = lacking or f"takes three saved steps, got {len(moments)}"
     findings = []
@@ -125,9 +126,10 @@ def follow(moments: Sequence[Moment], objective: ObjectiveName, lacking: str = "
 
 
 def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """One finding for each statement from those on several saved steps of a run.
+    """Join the findings on several saved steps of a run: one finding for each statement.
 
-    The units stay the batches, which all steps see: each counts with its mean over the steps.
+    The units are still the batches, which are equal for all steps: a unit's value is the mean over
+    the steps.
     """
 
     def join(samples: Sequence[Sample]) -> Sample:
@@ -137,7 +139,7 @@ def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
 
 
 def over_seeds(runs: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """One finding for each statement from those on several runs, which become its units."""
+    """Join the findings on several runs: one finding for each statement, with runs as units."""
 
     def join(samples: Sequence[Sample]) -> Sample:
         return Sample(np.array([_mean(s.values) for s in samples]), "seeds", samples[0].layers)
@@ -163,7 +165,7 @@ def _together(
 
 
 def _mean(values: Any) -> np.ndarray:
-    """Return the mean over the first axis of what is finite; NaN where nothing is."""
+    """Return the mean of finite values over the first axis; NaN without finite values."""
     mean: np.ndarray = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
     return mean
 
@@ -177,14 +179,15 @@ def study(
     on_note: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[StudyReport]:
-    """Test all statements on one model, or on several that differ in their seed, on one text.
+    """Test all statements on one model, or on several models of different seeds, on one text.
 
     Parameters
     ----------
     refs, corpus, options
-        The models, the text, and how it is read: as for `wqk_lab.theory.opening.open_subjects`.
+        The models, the text, and options for reading the text: as for
+        `wqk_lab.theory.opening.open_subjects`.
     layers, on_progress
-        Numbers of the layers to measure, None for all; and as for `measure`.
+        Numbers of the layers to measure, None for all; and a function as for `measure`.
     on_note
         Called before a model is measured, with shorter blocks and missing tensors as one line.
 
@@ -197,9 +200,9 @@ def study(
     Raises
     ------
     CheckpointError
-        A model has no such layer.
+        A model lacks a chosen layer.
     TheoryError
-        The models predict different things.
+        The models have different objectives.
     WqkError
         As for `open_subjects`.
     """
@@ -225,7 +228,7 @@ def _reporting_batches(on_progress: OnProgress | None) -> Callable[[int, int], N
 
 
 def _lack(evidence: Evidence) -> str:
-    """Return the number of tensors that a checkpoint lacks, and of statements that need them."""
+    """Return a note on tensors that a checkpoint lacks, and on statements that need them."""
     subject = evidence.subject
     if not subject.missing:
         return ""
@@ -245,7 +248,7 @@ def _study_one(
     on_note: Callable[[str], None] | None,
     options: Mapping[str, Any],
 ) -> list[StudyReport]:
-    """Return a report on each state of a model, and if there are several, one on all of them."""
+    """Return a report on each state of a model; with several states, also a joint report."""
     text, subjects = open_subjects(ref, corpus, **options)
     reports: list[StudyReport] = []
     moments: list[Moment] = []

@@ -28,24 +28,24 @@ class Subject:
     name, model
         A `transformers` model with a language-model head, in evaluation mode, and its name.
     objective
-        What the model predicts. ``causal``: every token from those before it (S7). ``masked``:
-        some masked tokens from the others (S10). ``each``: every token from all others (S9), with
+        Objective of the model. ``causal``: every token from the earlier tokens (S7). ``masked``:
+        masked tokens from all other tokens (S10). ``each``: every token from all others (S9), with
         one token of a block masked at a time.
     blocks
         Token ids of the text, (batches, B, N).
     mask_token
-        Replaces a token to be predicted; None for ``causal``.
+        Id that replaces a token to predict; None for ``causal``.
     mask_share, seed
-        The fraction of each block that ``masked`` predicts, at least one token, and the seed of
-        their choice.
+        The fraction of tokens to predict in each block for ``masked``, at least one token, and the
+        seed of their choice.
     step
-        The step of a training run at which the model was saved, if any.
+        The training step of a saved model; None if unknown.
     missing
         Names of the tensors that the checkpoint lacks; they were drawn at random.
     caveat
         A reason to doubt every finding, such as a text in an unknown vocabulary.
     shortened
-        The reason why blocks are shorter than by default; empty if they are not.
+        The reason why blocks are shorter than by default; else empty.
 
     Examples
     --------
@@ -77,8 +77,8 @@ class Subject:
     def examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield inputs and labels of each batch, (B, N), or (B·N, N) for ``each``.
 
-        Labels are −100 where nothing is predicted. Causal labels are the inputs themselves, which
-        `transformers` models shift by one.
+        Labels are −100 for tokens that are not predicted. Causal labels are equal to the inputs,
+        because `transformers` models shift them by one.
         """
         for index, tokens in enumerate(self.blocks):
             if self.objective == "causal":

@@ -1,8 +1,8 @@
 """Tails of the norms of columns and rows (Lemma S1.11, Theorems 2.3 and S1.12).
 
-The squared norms of all columns and those of all rows both add up to ‖M‖². In a square form, the
-side whose norms vary more is therefore the one whose mean norm is smaller: Var‖column‖ > Var‖row‖
-if and only if mean ‖column‖ < mean ‖row‖.
+The squared norms of all columns and of all rows both add up to ‖M‖². Therefore, in a square form,
+the side with the larger variance of norms has the smaller mean norm: Var‖column‖ > Var‖row‖ if and
+only if mean ‖column‖ < mean ‖row‖.
 
 Axes: D width.
 """
@@ -23,20 +23,20 @@ from wqk_lab.theory.verdict import Sample
 
 
 class Tails(NamedTuple):
-    """The norms of one form's columns next to those of its rows.
+    """Comparison of the norms of one form's columns and rows.
 
     Attributes
     ----------
     log_variance_ratio
-        ln(Var‖column‖ / Var‖row‖), which Theorem S1.12 predicts to be positive.
+        ln(Var‖column‖ / Var‖row‖), positive according to Theorem S1.12.
     reach
-        Largest column norm over largest row norm: above 1, the longest norm is a column's.
+        Largest column norm divided by largest row norm; above 1 if a column has the largest norm.
     beyond
-        Share of that side's norms that exceed every norm of the other side: Equation 13 holds from
-        there on.
+        Share of norms of this side that exceed all norms of the other side: for these, Equation 13
+        holds.
     directionality, directionality_excess
-        Definition 3.2 as printed, and by the rule of the published tables; negative where columns
-        dominate. Each side has a threshold of its own.
+        Definition 3.2 as printed, and by the rule of the published tables; negative if columns
+        dominate. Each side has a separate threshold.
     """
 
     log_variance_ratio: float
@@ -78,9 +78,10 @@ def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tails_of(forms: Mapping[str, Iterable[BilinearForm]], unit: str = "batches") -> Sample:
-    """Return the tails of several forms of each layer, one for each unit.
+    """Return the tails of several forms of each layer, one form for each unit.
 
-    Each form is measured before the next is taken: an iterator holds one form in memory.
+    Each form is measured before the next is requested, so that an iterator needs memory for one
+    form.
     """
     measured = {
         layer: list(map(tails_and_width, forms_of_layer)) for layer, forms_of_layer in forms.items()
@@ -89,7 +90,7 @@ def tails_of(forms: Mapping[str, Iterable[BilinearForm]], unit: str = "batches")
 
 
 def tails_and_width(form: BilinearForm) -> tuple[Tails, int]:
-    """Return a form's tails, and the larger number of its columns and its rows."""
+    """Return a form's tails, and the larger of its numbers of columns and rows."""
     return tails(form), max(form.shape)
 
 
@@ -98,9 +99,9 @@ def sample_of_tails(
 ) -> Sample:
     """Make a sample from the tails and widths of each layer's forms, by unit.
 
-    By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1). The
-    layers of one model, and the changes of one run, share the large dimensions of the residual
-    stream.
+    By chance, the ratio of a matrix with independent entries has a standard deviation of 2/√(d −
+    1). The layers of one model, and the changes of one run, are not independent, because they share
+    the large dimensions of the residual stream.
     """
     numbers: dict[str, list[dict[str, float]]] = {}
     width = 0
@@ -153,10 +154,10 @@ def lost(samples: Mapping[str, Sample]) -> Sample:
 
 
 def lemma(sample: Sample) -> Sample:
-    """Test whether the side with the larger variance has the longest norm, from a sample of tails.
+    """Test whether the side with the larger variance has the largest norm, from a sample of tails.
 
-    One unit of either outcome is added (Laplace's rule of succession), because a few updates that
-    all agree do not show that nearly all do.
+    One unit of either outcome is added (Laplace's rule of succession), because agreement of a few
+    updates does not show that nearly all agree.
     """
     wider = sample.values > 0
     agree = np.where(np.isfinite(sample.values), wider == (sample.details["reach"] > 1), np.nan)

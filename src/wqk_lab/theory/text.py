@@ -1,4 +1,4 @@
-"""The text of a subject: a token store, or a file that the model's own tokenizer encodes.
+"""The text of a subject: a token store, or a file that the model's tokenizer encodes.
 
 Axes: B batch, N tokens of a block.
 """
@@ -38,15 +38,15 @@ class Text:
     Attributes
     ----------
     name
-        For display.
+        Name for display.
     tokens
         The stream, in one dimension, of ids below ``vocabulary_size``.
     documents
-        Where each document starts, and where the last one ends.
+        Start of each document, and end of the last document.
     vocabulary_size, mask_token
-        The number of entries, and the id of the mask, if there is one.
+        The number of entries, and the id of the mask, if any.
     vocabulary
-        The id of each entry; None where only ids are known.
+        The id of each entry; None if only ids are known.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class Text:
     vocabulary: Mapping[str, int] | None = None
 
     def blocks(self, batches: int, batch: int, length: int, seed: int) -> np.ndarray:
-        """Blocks drawn from anywhere in the stream, (batches, B, N), without overlap.
+        """Draw blocks from the whole stream, (batches, B, N), without overlap.
 
         Raises
         ------
@@ -104,10 +104,10 @@ def name_of(corpus: Corpus) -> str:
 def open_text(corpus: Corpus, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
     """Return the tokens of a store's training split, of a text file, or of token ids.
 
-    Token ids are an .npy file, an array or a tensor: (N,), or (B, N), where a row is a document.
-    A text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
-    model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document.
-    `CorpusError` if the text cannot be read, or the model has no tokenizer for it.
+    Token ids are an .npy file, an array or a tensor: (N,), or (B, N) with a document in each row. A
+    text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
+    model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document. Raises
+    `CorpusError` if the text cannot be read, or the model has no tokenizer for text.
     """
     if not isinstance(corpus, str | PathLike):
         return _text_of_ids(IDS, IDS, _array(corpus))
@@ -133,7 +133,7 @@ def open_text(corpus: Corpus, ref: str, revision: str | None = None, limit: int 
 
 
 def _loaded(path: Path) -> np.ndarray:
-    """Return the array of an .npy file, which is not read yet."""
+    """Return the array of an .npy file as a memory map."""
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def _array(ids: Any) -> np.ndarray:
 
 
 def _text_of_ids(source: str, name: str, ids: np.ndarray) -> Text:
-    """Return a text of token ids, (N,) or (B, N); each row of the latter is a document.
+    """Return a text of token ids, (N,), or (B, N) with a document in each row.
 
     ``source`` is the beginning of the error about wrong ids.
     """
@@ -177,7 +177,7 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
 
 
 def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
-    """Return the ids of a ``tokenizer.json`` or of a model's own tokenizer; None without one."""
+    """Return the ids of a ``tokenizer.json`` or of a model's tokenizer; None without one."""
     from transformers import PreTrainedTokenizerFast
 
     with quiet():

@@ -1,13 +1,13 @@
-"""Remark S1.6: what a step of W_q and W_k does to W_qk, and how symmetric that is.
+"""Remark S1.6: effect of a step of W_q and W_k on W_qk, and the symmetry of this effect.
 
 Gradient descent with rate η moves the factors, not the form::
 
     ΔW_qk = (W_q − ηG_q)(W_k − ηG_k)ᵀ − W_q W_kᵀ  ≈  −η (G_q W_kᵀ + W_q G_kᵀ)        (S39)
 
 Without biases and rotary positions G_q = G W_k and G_k = Gᵀ W_q, where G = Σ_ij β_ij K_ij is the
-form's own gradient, so that to first order ΔW_qk = −η (G W_k W_kᵀ + W_q W_qᵀ G) (S40). It is not
-proportional to G, and a symmetric G makes it symmetric only if W_q W_qᵀ = W_k W_kᵀ for every head.
-For a symmetric G and independent random factors its symmetry is near `expected_symmetry`.
+gradient of the form. To first order, ΔW_qk = −η (G W_k W_kᵀ + W_q W_qᵀ G) (S40). This change is not
+proportional to G, and is symmetric for a symmetric G only if W_q W_qᵀ = W_k W_kᵀ for every head.
+For a symmetric G and independent random factors, its symmetry is near `expected_symmetry`.
 
 Axes: H query heads, G key heads, R head width, D width.
 """
@@ -34,7 +34,7 @@ def first_order(
     query_gradient: Float[Array, "heads width d_query"],
     key_gradient: Float[Array, "key_heads width d_key"],
 ) -> BilinearForm:
-    """−(G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk / η as η tends to 0 (S39).
+    """Return −(G_q W_kᵀ + W_q G_kᵀ), summed over heads: the limit of ΔW_qk / η for η → 0 (S39).
 
     The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
 
@@ -55,12 +55,12 @@ def first_order(
 def parameter_gradients(
     model: Any, plans: Sequence[AttentionPlan]
 ) -> list[tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]]:
-    """Return the gradients that a backward pass left on each block's W_q and W_k, in any layout.
+    """Return the gradients of each block's W_q and W_k from a backward pass, in any layout.
 
     Raises
     ------
     CheckpointError
-        A query or key has no gradient: there was no backward pass.
+        A query or key has no gradient, because no backward pass was run.
     """
     gradients_before = {
         name: parameter.grad
@@ -73,7 +73,7 @@ def parameter_gradients(
 
 @contextmanager
 def queries_and_keys_alone(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[None]:
-    """Let a backward pass compute the gradients of the blocks' queries and keys, and no others."""
+    """Restrict gradients to the blocks' queries and keys, within the context."""
     names = {part.name for plan in plans for part in plan.parts}
     frozen = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -89,16 +89,16 @@ def queries_and_keys_alone(model: Any, plans: Sequence[AttentionPlan]) -> Iterat
 
 
 def alignment(gradient: LayerGradient) -> float:
-    """Cosine of the first-order update and −Σ_ij β_ij K_ij: 1 if S40 were right."""
+    """Return the cosine of the first-order update and −Σ_ij β_ij K_ij; 1 if S40 holds."""
     return -cosine(_descent(gradient), gradient.by_prediction())
 
 
 def passed_on(gradient: LayerGradient) -> dict[str, float]:
     """Return the share of the symmetry of Σ β K that an update through W_q and W_k keeps.
 
-    The symmetries of Σ β K, the ``gradient``; of its ``update``; of the update ``if_tied``, with
-    W_k = W_q in each head; and of ``update_of_symmetric_part``, that of (β_ij + β_ji)/2 without
-    biases, next to the value ``expected`` of independent random factors of these sizes.
+    The result contains the symmetries of Σ β K, the ``gradient``; of its ``update``; of the update
+    ``if_tied``, with W_k = W_q in each head; and of ``update_of_symmetric_part``, for (β_ij +
+    β_ji)/2 without biases. The value for independent random factors of these sizes is ``expected``.
 
     Examples
     --------
@@ -121,11 +121,11 @@ def passed_on(gradient: LayerGradient) -> dict[str, float]:
 
 
 def expected_symmetry(width: int, rank: int) -> float:
-    """Symmetry of G B Bᵀ + A Aᵀ G for a random symmetric G and independent random A, B (D, R).
+    """Return the symmetry of G B Bᵀ + A Aᵀ G for random symmetric G and random A, B (D, R).
 
-    2 / (2 + D/R) for large D: if P = A Aᵀ and Q = B Bᵀ are scaled to tr P = tr Q = D, then
-    tr(P²) = D (1 + D/R), and traces of products of independent matrices factorize. Not in the
-    paper.
+    The result is 2 / (2 + D/R) for large D: if P = A Aᵀ and Q = B Bᵀ are scaled to tr P = tr Q = D,
+    then tr(P²) = D (1 + D/R), and traces of products of independent matrices factorize. This result
+    is not in the paper.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""The one rule that turns numbers into a verdict on a statement.
+"""The rule that determines the verdict on a statement from numbers.
 
-A statement predicts that a quantity lies above, below or near a null value, and says how large a
-deviation has to be to matter. It is measured on several units (batches, chunks of a text, seeds)
-and layers. The mean has a 95 % interval, on each side the wider of Student's and Hall's, which
-allows for skewness (Hall 1992, On the removal of skewness by transformation).
+A statement predicts that a quantity is above, below or near a null value, and defines the smallest
+deviation that matters. The quantity is measured on several units (batches, chunks of a text, seeds)
+and layers. The mean has a 95 % interval, on each side the wider of Student's and Hall's interval,
+which allows for skewness (Hall 1992, On the removal of skewness by transformation).
 
 ============  =================================================================================
 holds         the interval lies beyond the null on the predicted side (above, below), or within
@@ -16,7 +16,7 @@ not tested    gives the reason
 ============  =================================================================================
 
 An effect that is beyond chance but too small to matter fails. In a report, only statements whose
-p-values pass Benjamini and Hochberg's rule stay decided, so that on average at most 5 % of the
+p-values pass Benjamini and Hochberg's rule remain decided. Therefore on average at most 5 % of the
 decided verdicts are wrong.
 
 Axes: U units, L layers.
@@ -66,19 +66,19 @@ class Sample:
     Attributes
     ----------
     values
-        (U, L), or (U, 1) for a quantity without layers; NaN where it is not defined.
+        (U, L), or (U, 1) for a quantity without layers; NaN if undefined.
     unit, layers
-        What the U rows are: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``;
-        and the names of the L columns, empty if there are no layers.
+        Kind of the U rows: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``;
+        and the names of the L columns, empty without layers.
     details
         Further numbers of the same shape, by name.
     chance
-        Standard deviation of a layer's value over random weights, which all units share.
+        Standard deviation of a layer's value over random weights; all units share these weights.
     one_model
-        Whether all numbers are of one model's weights and share what is a matter of its chance, so
-        that they describe it, and only several such models allow an inference.
+        Whether all numbers are from the weights of one model. Such numbers share the chance of this
+        model and only describe it; an inference needs several models.
     added
-        How many of the units were not measured.
+        Number of units that were not measured.
     """
 
     values: np.ndarray
@@ -90,7 +90,7 @@ class Sample:
     added: int = 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every number, one row for each unit and layer."""
+        """All numbers, in one row for each unit and layer."""
         rows = []
         for (u, k), value in np.ndenumerate(self.values):
             row: dict[str, Any] = {"unit": f"{self.unit} {u}"}
@@ -111,12 +111,12 @@ class Estimate:
     value, low, high
         The mean and the ends of its interval.
     error, degrees, skewness
-        Its standard error, infinite for a single number; the degrees of freedom; and the mean's
-        third cumulant in units of the error.
+        Standard error of the mean, infinite for a single number; the degrees of freedom; and the
+        mean's third cumulant in units of the error.
     over
-        What it is a mean over, such as ``8 batches × 4 layers``.
+        Units and layers of the mean, such as ``8 batches × 4 layers``.
     of_layers
-        The part of the error that is due to layers, which more units of the same model leave.
+        The part of the error due to layers, which more units of the same model do not reduce.
     """
 
     value: float
@@ -132,9 +132,9 @@ class Estimate:
     def of(cls, sample: Sample) -> Estimate:
         """Estimate the mean over units and layers, both taken as random draws.
 
-        The squared error is Var(units)/U + Var(layers)/L, each of means over the other axis: more
-        batches do not help if what a few layers do is a matter of chance. Third cumulants also
-        add up. Degrees of freedom are Welch and Satterthwaite's.
+        The squared error is Var(units)/U + Var(layers)/L, with means over the other axis: more
+        batches do not reduce the error due to a few layers. Third cumulants also add up. Degrees of
+        freedom follow Welch and Satterthwaite.
 
         Examples
         --------
@@ -196,7 +196,7 @@ def _cumulants(means: np.ndarray) -> tuple[float, float]:
 
 
 def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
-    """Pr[T > t] of Student's T, or of Hall's transform of t if that is larger.
+    """Return Pr[T > t] for Student's T, or for Hall's transform of t if larger.
 
     Examples
     --------
@@ -210,7 +210,7 @@ def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
 
 
 def _reach(degrees: float, skewness: float) -> float:
-    """Return the t at which `tail` is 2.5 %: the length of an interval's lower half in errors."""
+    """Return the t where `tail` is 2.5 %: the lower half of an interval in standard errors."""
     from scipy.special import stdtrit
 
     t = float(stdtrit(degrees, 1 - LEVEL / 2))
@@ -237,19 +237,20 @@ class Statement:
     Attributes
     ----------
     number
-        Its number in the paper.
+        Number of the statement in the paper.
     says, assumes
-        The statement, and what it rests on.
+        The statement, and its assumption.
     quantity, measure
-        What is measured, and the function that measures it in `Evidence`, or, if it needs a run, in
-        the run's saved steps.
+        The measured quantity, and the function that measures it in `Evidence` or, for a statement
+        about a run, in the run's saved steps.
     direction, null
-        The prediction: ``above``, ``below`` or ``near`` the null value; or ``identity``, which no
-        numbers could contradict: all that shows is rounding.
+        The prediction: ``above``, ``below`` or ``near`` the null value; or ``identity``, which
+        holds for all numbers up to rounding.
     matters
         The smallest distance from the null that matters; for an identity, the largest rounding.
     needs, objectives
-        What it is measured on, and the objectives of the models that it is about.
+        The data that the measure needs, and the objectives of the models that the statement is
+        about.
     """
 
     number: str
@@ -277,7 +278,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Layers:
-    """In how many layers, each by itself, a statement holds, fails, and would hold by chance."""
+    """Numbers of layers in which a statement holds, fails, and would hold by chance."""
 
     holds: int
     fails: int
@@ -291,21 +292,22 @@ class Layers:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """A verdict on a statement, and what it follows from.
+    """A verdict on a statement, and the measurements behind it.
 
     Attributes
     ----------
     statement, verdict
-        What was decided.
+        The statement, and the verdict on it.
     estimate, sample
-        The quantity, and all its measurements; None if it was not measured.
+        The estimate of the quantity, and all measurements; None if not measured.
     layers
-        The verdicts of single layers; None without layers, or if there is only one unit.
+        The verdicts of single layers; None without layers, or with only one unit.
     p
-        The probability that chance alone leads to this verdict, or to the nearer one if undecided;
-        NaN for an identity or without a test.
+        The probability of this verdict by chance, or of the nearer verdict if undecided; NaN for an
+        identity or without a test.
     why
-        Why it is not tested, or how many more units would decide.
+        The reason why the statement was not tested, or the number of further units that would
+        decide.
     """
 
     statement: Statement
@@ -318,12 +320,12 @@ class Finding:
 
 
 def not_tested(statement: Statement, why: str) -> Finding:
-    """Return the finding on a statement that the data cannot test."""
+    """Return the finding on a statement that cannot be tested with the data."""
     return Finding(statement, "not tested", why=why)
 
 
 def decide(statement: Statement, sample: Sample) -> Finding:
-    """Return the verdict on one statement, by itself.
+    """Return the verdict on one statement, without correction for other statements.
 
     Examples
     --------
@@ -351,7 +353,7 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 
 def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Finding:
-    """Describe one model: the mean, and the spread of its layers."""
+    """Return the finding that describes one model: the mean, and the spread of its layers."""
     measured = np.isfinite(sample.values).any(axis=0)
     layers = np.nanmean(sample.values[:, measured], axis=0)
     effects = (layers - statement.null) * (-1 if statement.direction == "below" else 1)
@@ -367,9 +369,9 @@ def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Find
 
 
 def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
-    """Adjust findings that are taken together, by Benjamini and Hochberg's rule.
+    """Adjust the findings of one report by Benjamini and Hochberg's rule.
 
-    Statements about random matrices are a family of their own: they say nothing about the model.
+    Statements about random matrices are adjusted separately, because they are not about the model.
     """
     from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
 
@@ -403,7 +405,7 @@ def _verdict(statement: Statement, estimate: Estimate) -> tuple[StatementVerdict
 
 
 def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
-    """Return the probabilities of evidence as strong for "holds" and "fails" if each were wrong."""
+    """Return the probabilities of equally strong evidence if "holds" and if "fails" were wrong."""
     effect = _effect(statement, estimate)
     margin = statement.matters
 
@@ -428,7 +430,7 @@ def _effect(statement: Statement, estimate: Estimate) -> float:
 
 
 def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
-    """Verdicts on single layers; a layer's error includes the chance of its weights."""
+    """Return verdicts on single layers; a layer's error includes the chance of its weights."""
     if len(sample.layers) < 2 or (len(sample.values) < 2 and not sample.chance):
         return None
     verdicts = []
@@ -450,7 +452,7 @@ def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
 
 
 def _more(statement: Statement, estimate: Estimate) -> str:
-    """Estimate how many times as many units of the same kind would decide."""
+    """Estimate the factor by which more units of the same kind would decide."""
     if math.isinf(estimate.error):
         return f"{estimate.over}: a single number has no interval; take more"
     effect, margin = _effect(statement, estimate), statement.matters
