@@ -16,6 +16,7 @@ from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
     from wqk_lab.figures import Sources
+    from wqk_lab.figures.catalog import FigureEntry
 
 # Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
@@ -190,14 +191,13 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     """Save a figure, or print its numbers."""
     from wqk.cli import display
     from wqk.tables.schema import records
-    from wqk_lab.figures import FIGURES, Sources, numbers
+    from wqk_lab.figures import FIGURES, numbers
     from wqk_lab.figures.catalog import check_ending, save
     from wqk_lab.figures.model_sizes import SETS, left_out
     from wqk_lab.figures.paired import sentences
 
     check_ending(out)
-    if replace(sources, published=False, level=None) == Sources():
-        sources = _own_models(FIGURES[name].stand_in)
+    sources = _with_package_models(FIGURES[name], sources)
     if as_json:
         display.print_object({"figure": name, "rows": records(numbers(name, sources))})
         return
@@ -211,16 +211,29 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     display.say(f"{name}: {out}")
 
 
-def _own_models(part: str | None) -> Sources:
-    """Return the sources of a figure of the two models that ship with the package."""
+def _with_package_models(entry: FigureEntry, sources: Sources) -> Sources:
+    """Return the sources of a figure, with the package's two models where it lacks a part.
+
+    Without sources, the two models are all that the figure draws. Next to own scores without
+    details, their matrices have the names by which the models can be opened.
+    """
     from wqk.reporting.demo import demo_table
     from wqk_lab.figures import Sources
 
-    table = demo_table()
-    return Sources(
-        table=table if part == "table" else None,
-        blocks=table.details.blocks if part == "blocks" and table.details else (),
-    )
+    is_empty = replace(sources, published=False, level=None) == Sources()
+    if is_empty and entry.stand_in == "table":
+        return Sources(table=demo_table())
+    is_without_matrices = entry.with_matrices and not sources.blocks
+    if not is_without_matrices and not (is_empty and entry.stand_in):
+        return sources
+    details = demo_table().details
+    blocks = details.blocks if details else ()
+    if not is_empty:
+        blocks = tuple(
+            replace(block, key=replace(block.key, checkpoint=f"demo:{block.key.checkpoint}"))
+            for block in blocks
+        )
+    return replace(sources, blocks=blocks)
 
 
 def _write_table(name: Any, sources: Sources, out: Path | None) -> None:

@@ -61,7 +61,7 @@ HOLLOW = {
 # Up to this many own scans are all labeled.
 LABELED = 8
 
-# Otherwise the extremes of a stack are labeled, if it has at least this many models.
+# The extremes of a stack are labeled as well, if it has at least this many models.
 EXTREMES = 3
 
 # From this share on, a checkpoint holds only queries and keys: its size is not its model's.
@@ -309,11 +309,8 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
         error = [[max(row[f"{score}_{side}"], 0)] for side in ("below", "above")]
         look = _look(row, faint=bool(own_rows.height)) | {"linestyle": "", "elinewidth": 0.7}
         axis.errorbar(row["parameters"], row[score], error, **look)
-    labeled = own_rows
-    if own_rows.is_empty() or own_rows.height > LABELED:
-        labeled = _extremes(rows.filter("sound"), score)
     names = []
-    for row in labeled.iter_rows(named=True):
+    for row in _labeled(rows, score).iter_rows(named=True):
         name = axis.annotate(
             row["name"],
             (row["parameters"], row[score]),
@@ -328,6 +325,15 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
     return names
+
+
+def _labeled(rows: pl.DataFrame, score: str) -> pl.DataFrame:
+    """Return the models with a label: own models, unless there are many, and the extremes."""
+    own_rows = rows.filter(source="own")
+    if own_rows.height > LABELED:
+        return _extremes(rows.filter("sound"), score)
+    # Own models come first, so that their labels are next to their markers.
+    return pl.concat([own_rows, _extremes(rows.filter("sound", source="published"), score)])
 
 
 def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:

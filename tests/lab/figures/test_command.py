@@ -10,8 +10,11 @@ import pytest
 from tests.command import refuse, run
 from tests.lab.figures.making import make_run, row, table
 
+from wqk.reporting.demo import demo_table
+from wqk.tables.details import Details
 from wqk_lab.cli.figure import FIGURES as NAMES
-from wqk_lab.figures import FIGURES
+from wqk_lab.cli.figure import _with_package_models
+from wqk_lab.figures import FIGURES, draw, read_sources
 
 wqk = partial(run, "lab", "figure")
 
@@ -85,6 +88,24 @@ def test_the_size_of_a_model_is_given_on_the_command_line(tmp_path: Path) -> Non
     assert "--parameters is for fig2, s1 and s2; got tableS2" in usage
     refused = refuse("lab", "figure", "fig2", "--parameters", "a=1")
     assert "parameters of a: no such checkpoint in the table; there are: none" in refused
+
+
+def test_figure_2_has_matrices_next_to_own_scores(tmp_path: Path) -> None:
+    scores, details = tmp_path / "own.parquet", tmp_path / "own.npz"
+    table(row(0, checkpoint="mine")).write(scores)
+    demo_details = demo_table().details
+    assert demo_details is not None
+    Details(demo_details.blocks[:1]).write(details)
+
+    def panels(*sources: Path) -> list[str]:
+        """The titles of the figure's matrices."""
+        drawn = _with_package_models(FIGURES["fig2"], read_sources(*sources))
+        titles = [axis.get_title(loc="left") for axis in draw("fig2", drawn).axes]
+        return [title for title in titles if "layer" in title]
+
+    assert panels() == ["encoder, layer 0", "decoder, layer 3"]
+    assert panels(scores) == ["demo:encoder, layer 0", "demo:decoder, layer 3"]
+    assert panels(scores, details) == ["encoder, layer 0"]
 
 
 def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:

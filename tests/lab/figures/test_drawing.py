@@ -134,9 +134,12 @@ def test_the_packages_own_models_stand_in(name: str) -> None:
     laid_out(draw(name, Sources(blocks=demo_table().details.blocks)))
 
 
-def test_own_scans_are_named_in_figure_2() -> None:
+def test_own_scans_are_named_in_figure_2_next_to_the_published_extremes() -> None:
     figure = laid_out(draw("fig2", Sources(table=table(row(0, checkpoint="mine")))))
-    assert "mine" in [text.get_text() for text in figure.axes[0].texts]
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert {"mine", "BERT-2L-128", "LLaMA2-13B-chat"} <= names
+    without_own = laid_out(draw("fig2", Sources()))
+    assert names - {"mine"} == {text.get_text() for text in without_own.axes[0].texts}
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[:2] == ["encoder, published (21)", "decoder, published (21)"]
     assert "encoder, own scan (1)" in labels
