@@ -11,10 +11,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests import small
 from tests.limits import failing
@@ -25,7 +28,7 @@ from wqk._console import plain
 from wqk._machine import all_blas_threads, one_blas_thread
 from wqk.errors import CheckpointError, MissingPackage, TableError
 from wqk.forms.scores import looks_random
-from wqk.tables.rendering import overview
+from wqk.tables.rendering import overview, short_names
 
 ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
@@ -278,6 +281,29 @@ def test_long_paths_stay_on_their_lines(tmp_path):
     ]
     wide = plain(*overview(table, 200), width=200)
     assert str(folder / names[0]) in wide
+
+
+def test_long_names_stay_distinct_and_on_their_lines(tmp_path: Path) -> None:
+    names = [
+        f"an-experiment-on-symmetric-starts-seed-{n}-with-a-long-tail-of-words" for n in (1, 2)
+    ]
+    for name in names:
+        shutil.copytree(ENCODER, tmp_path / name)
+    table = wqk.scan([*(tmp_path / name for name in names), ENCODER], heads=False)
+    lines = plain(*overview(table, 80), width=80).splitlines()
+    rows = [line for line in lines if "encoder self" in line]
+    assert len({row.split()[0] for row in rows}) == 3
+    assert [row.split()[0][:6] for row in rows] == ["…eed-1", "…eed-2", "demo:e"]
+    first = lines.index(rows[0])
+    assert lines[first : first + 3] == rows  # no name is wrapped
+
+
+@given(st.lists(st.text("ab/-", max_size=9), min_size=1, max_size=8), st.integers(7, 40))
+def test_short_names_are_distinct_wherever_names_are(middles: list[str], longest: int) -> None:
+    names = [f"a-beginning-in-common-{middle}-and-a-common-end" for middle in middles]
+    _, short = short_names(names, longest)
+    assert len(short) == len(names)
+    assert len(set(short)) == len(set(names))
 
 
 def test_a_checkpoint_without_a_step_has_none_in_the_overview(tmp_path):

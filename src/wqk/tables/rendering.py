@@ -67,9 +67,9 @@ if TYPE_CHECKING:
             """Return the number of rows."""
 
 
-# Width of a table of medians without the names of the checkpoints, the steps and the distances;
-# width of steps or distances.
-WIDTH_OF_MEDIANS, WIDTH_OF_NUMBERS = 50, 8
+# Width of a table of medians without the names of the checkpoints, the kinds of attention, the
+# steps and the distances; width of steps or distances.
+WIDTH_OF_MEDIANS, WIDTH_OF_NUMBERS = 39, 10
 
 # The scores that are shown by default. The directionality is that of the published tables, by
 # excess, in tables, ranks, figures and reports alike.
@@ -499,13 +499,18 @@ def overview(table: ScoreRows, width: int) -> Iterator[Any]:
     headings = ["checkpoint", *further_columns, "attention", *map(label, HEADLINE)]
     lines = Sheet.of(*headings, text=["checkpoint", "attention"])
     printed = [*rows.head(MOST_LINES).iter_rows(named=True)]
-    longest = max(16, width - WIDTH_OF_MEDIANS - len(further_columns) * WIDTH_OF_NUMBERS)
+    attentions = [f"{row['stack']} {row['kind']}" for row in printed]
+    width_of_attention = max(map(len, ["attention", *attentions]))
+    width_of_others = (
+        WIDTH_OF_MEDIANS + width_of_attention + len(further_columns) * WIDTH_OF_NUMBERS
+    )
+    longest = max(16, width - width_of_others)
     folder, names = short_names([title(row) for row in printed], longest)
-    for name, row in zip(names, printed, strict=True):
+    for name, attention, row in zip(names, attentions, printed, strict=True):
         cells = [name]
         for column in further_columns:
             cells.append("–" if row[column] is None else str(row[column]))
-        cells.append(f"{row['stack']} {row['kind']}")
+        cells.append(attention)
         cells += [number(row[f"{score}_median"]) for score in HEADLINE]
         lines.add(*cells)
     conditional = conditions(table.frame, table.metadata, every=False)
@@ -863,18 +868,26 @@ def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
 
 
-def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
-    """Return the folder that all names share, and the names without the folder.
+# Characters before a difference that a name keeps, if its beginning is left out.
+CONTEXT = 4
 
-    If no name is too long for a line of a table, the folder is empty. Names that are too long
-    without the folder lose their middle.
+
+def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
+    """Return the folder that all names share, and the names without the folder, all distinct.
+
+    If no name is too long for a line of a table, the folder is empty. A name that is too long
+    without the folder keeps as many of its last parts as fit, or loses its middle. If two names
+    would then be equal, both keep the part in which they differ; or all, if no part is short
+    enough.
 
     Examples
     --------
     >>> short_names(["/models/of/1/a", "/models/of/1/b/c"], longest=9)
     ('/models/of/1', ['a', 'b/c'])
     >>> short_names(["/models/of/a", "owner/b"], longest=9)
-    ('', ['/mod…of/a', 'owner/b'])
+    ('', ['…/of/a', 'owner/b'])
+    >>> short_names(["gpt-seed-1-of-a-series", "gpt-seed-2-of-a-series"], longest=12)
+    ('', ['…eed-1-of-a…', '…eed-2-of-a…'])
     """
     if all(len(name) <= longest for name in names):
         return "", [*names]
@@ -882,7 +895,59 @@ def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
     if len(set(names)) == 1:
         folder = ""
     start = len(folder) + 1 if folder else 0
-    return folder, [shortened(name[start:], longest) for name in names]
+    short_by_end = _fitting([name[start:] for name in names], longest)
+    return folder, [short_by_end[name[start:]] for name in names]
+
+
+def _fitting(names: Sequence[str], longest: int) -> dict[str, str]:
+    """Return, by name, a text of at most ``longest`` characters that stands for no other name.
+
+    A name for which there is no such text stays whole.
+    """
+    end_by_name = distinct_ends(names)
+    short_by_name: dict[str, str] = {}
+    for name, distinct_end in end_by_name.items():
+        short_by_name[name] = _last_parts(name, distinct_end, longest)
+    for group in _namesakes(short_by_name):
+        short_by_name |= _around_difference(group, longest)
+    for group in _namesakes(short_by_name):
+        short_by_name |= {name: name for name in group}
+    return short_by_name
+
+
+def _last_parts(name: str, distinct_end: str, longest: int) -> str:
+    """Return a name with as many of its last parts as fit, or else without its middle.
+
+    ``distinct_end`` is the shortest end of the name that no other name has.
+    """
+    if len(name) <= longest:
+        return name
+    parts = name.split("/")
+    for first in range(1, len(parts)):
+        end = "/".join(parts[first:])
+        if len(end) + 2 <= longest and len(end) >= len(distinct_end):
+            return f"…/{end}"
+    return shortened(name, longest)
+
+
+def _namesakes(short_by_name: Mapping[str, str]) -> Iterator[list[str]]:
+    """Yield the groups of names that have one short text."""
+    names_by_text: dict[str, list[str]] = {}
+    for name, text in short_by_name.items():
+        names_by_text.setdefault(text, []).append(name)
+    for names in names_by_text.values():
+        if len(names) > 1:
+            yield names
+
+
+def _around_difference(names: Sequence[str], longest: int) -> dict[str, str]:
+    """Return, by name, the part of the name that begins shortly before the names differ."""
+    start = max(0, len(posixpath.commonprefix(names)) - CONTEXT)
+    short_by_name = {}
+    for name in names:
+        part = f"…{name[start:]}" if start else name
+        short_by_name[name] = part if len(part) <= longest else f"{part[: longest - 1]}…"
+    return short_by_name
 
 
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
