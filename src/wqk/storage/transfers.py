@@ -119,8 +119,8 @@ def failure_of(error: Exception, expires: bool = False) -> Exception:
         return CheckpointError("was replaced during the read; scan it again")
     if isinstance(error, exceptions.NotSupportedError):
         return CheckpointError(
-            "the server does not support range requests; download the checkpoint and scan the "
-            "folder"
+            "the server does not support range requests; serve the folder with nginx or `npx "
+            "serve`, or download the checkpoint and scan the folder"
         )
     if code == 416:
         return CheckpointError(
