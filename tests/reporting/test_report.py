@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tests import small
 from tests.command import run as run_command
 from tests.reporting.making import EVIL, Page, rows, table, training
 
@@ -158,6 +159,16 @@ def test_sides_that_differ_are_both_in_the_summary(tmp_path: Path) -> None:
     assert "long: the two sides" not in text
     listed = ", ".join(map(str, range(12)))
     assert f"long: the form of each of the layers {listed}, … is partial" in text
+
+
+def test_all_numbers_of_a_report_have_minus_signs(tmp_path: Path) -> None:
+    page = written(tmp_path, wqk.scan([ENCODER, small.llama(layers=4)], details=True))
+    sentences = [layer["pair"] for layer in page.data["details"] if "pair" in layer]
+    assert any("−0." in sentence for sentence in sentences)
+    composed = wqk.compose(wqk.demo_model("induction"))
+    composition = written(tmp_path, wqk.scan(ENCODER), compositions=[composed])
+    for text in (page.text, composition.text, *sentences):
+        assert not re.search(r"(?<![\w.-])-\.?\d", text), text
 
 
 def test_gammas_that_differ_are_told(tmp_path):

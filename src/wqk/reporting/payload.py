@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._console import counted, number
-from wqk.reporting.summary import colors
+from wqk._console import counted
+from wqk.reporting.summary import colors, page_number, with_minus_signs
 from wqk.tables.details import BlockDetails, Details
 from wqk.tables.schema import SCHEMA
 
@@ -100,7 +100,7 @@ def training_result(
 
 def _change(before: float, after: float, decimals: int) -> str:
     """Describe the change of a number, at the precision of the printed decimals."""
-    first, last = number(before, decimals), number(after, decimals)
+    first, last = page_number(before, decimals), page_number(after, decimals)
     if first == last:
         return f"stayed at {last}"
     return f"{'rose' if after > before else 'fell'} from {first} to {last}"
@@ -198,7 +198,7 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
     pixels = _fewer(_fewer(block.image, side, axis=0), side, axis=1)
     pair, coupling = "", None
     if block.coupling is not None:
-        pair = f"{strongest_pair(block.coupling).capitalize()}."
+        pair = with_minus_signs(f"{strongest_pair(block.coupling).capitalize()}.")
         coupling = [[digits(round(value, 3)) for value in row] for row in block.coupling.tolist()]
     return {
         "rows": len(block.row_norms),

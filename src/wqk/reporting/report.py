@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from wqk._console import Shown, counted, number
+from wqk._console import Shown, counted
 from wqk._files import check_output, write_atomically
 from wqk._style import as_image
 from wqk._version import __version__
@@ -30,6 +30,7 @@ from wqk.reporting.pictures import composition_arcs, strongest_pairs
 from wqk.reporting.summary import (
     groups,
     notes,
+    page_number,
     pairs_sheet,
     placement_list,
     placements,
@@ -333,7 +334,7 @@ def feeding_section(tables: Sequence[Table]) -> str:
 def _part(frame: pl.DataFrame, names: Mapping[str, str]) -> str:
     if frame.filter(pl.col("excess") > 0).is_empty():
         return "<p>No pair of heads has a score above chance.</p>"
-    sheet = pairs_sheet(strongest_pairs(frame, ROWS))
+    sheet = pairs_sheet(strongest_pairs(frame, ROWS), page_number)
     checkpoint = frame["checkpoint"][0]
     return (
         f'<h3 title="{escape(checkpoint)}">{escape(names[checkpoint])}</h3>'
@@ -439,9 +440,9 @@ def _table(runs: Sequence[Run]) -> Sheet:
             run.name,
             "–" if step is None else f"{step:,}",
             "–" if tokens is None else f"{tokens:,}",
-            number(_last(run.metrics["loss"])),
-            number(_last(run.metrics["held_out_loss"])),
-            number(_last(_curve(run, "symmetry")["value"]), 2),
+            page_number(_last(run.metrics["loss"])),
+            page_number(_last(run.metrics["held_out_loss"])),
+            page_number(_last(_curve(run, "symmetry")["value"]), 2),
             "–" if seconds is None else f"{seconds / 60:.1f}",
         )
     return sheet

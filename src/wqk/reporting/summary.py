@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -178,10 +178,32 @@ def _median(summary: pl.DataFrame, score: str) -> Cell:
     if not summary.height or summary[f"{score}_median"][0] is None:
         return Cell("–")
 
-    def formatted(name: str) -> str:
-        return number(summary[f"{score}_{name}"][0], 2).replace("-", "−")
+    low, median, high = (
+        page_number(summary[f"{score}_{name}"][0], 2) for name in ("q25", "median", "q75")
+    )
+    return Cell(median, aside=f"{low} to {high}")
 
-    return Cell(formatted("median"), aside=f"{formatted('q25')} to {formatted('q75')}")
+
+def page_number(value: float | None, digits: int = 3) -> str:
+    """Format a number as the page's script does, with a minus sign instead of a hyphen.
+
+    Examples
+    --------
+    >>> page_number(-0.25, 2), page_number(None)
+    ('−0.25', '–')
+    """
+    return with_minus_signs(number(value, digits))
+
+
+def with_minus_signs(text: str) -> str:
+    """Replace hyphens in front of digits, at the beginning of numbers, by minus signs.
+
+    Examples
+    --------
+    >>> with_minus_signs("bert-2: -0.25 (-.5)")
+    'bert-2: −0.25 (−.5)'
+    """
+    return re.sub(r"(?<![\w.)\]-])-(?=\.?\d)", "−", text)
 
 
 def placements(groups: Sequence[Group]) -> dict[int, Any]:
@@ -198,7 +220,7 @@ def placement_list(groups: Sequence[Group], placed: dict[int, Any]) -> str:
     """List a sentence for each group, as HTML."""
     items = (
         f"<li>{escape(groups[number].label)}: {escape(str(placement))}. "
-        f"{escape(placement.meaning)}</li>"
+        f"{escape(with_minus_signs(placement.meaning))}</li>"
         for number, placement in placed.items()
     )
     return f"<ul>{''.join(items)}</ul>"
@@ -303,8 +325,10 @@ def _setting(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
-def pairs_sheet(frame: pl.DataFrame) -> Sheet:
-    """Return a line for each pair of heads of `wqk.compose`."""
+def pairs_sheet(
+    frame: pl.DataFrame, formatted: Callable[[float | None, int], str] = number
+) -> Sheet:
+    """Return a line for each pair of heads of `wqk.compose`, with numbers in a format."""
     headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")
     sheet = Sheet.of(*headings, text=headings[:3])
     for row in frame.iter_rows(named=True):
@@ -312,8 +336,8 @@ def pairs_sheet(frame: pl.DataFrame) -> Sheet:
         sheet.add(
             row["kind"].upper(),
             *(head_name(row, end) for end in ("writer", "reader")),
-            *(number(row[name]) for name in ("score", "expected", "excess")),
-            number(row["z"], 1),
+            *(formatted(row[name], 3) for name in ("score", "expected", "excess")),
+            formatted(row["z"], 1),
             "–" if p is None else f"{p:.1g}",
         )
     return sheet
