@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,18 @@ def _footnote(blocks: Sequence[BlockComparison]) -> str:
 
 
 def _largest(distances: Iterable[float | None]) -> str:
-    """Return the largest distance as text; a dash if no distance is known."""
-    known = [distance for distance in distances if distance is not None]
+    """Return the largest distance as text; a dash if no distance is known.
+
+    The distance of blocks with different numbers of heads is NaN.
+
+    Examples
+    --------
+    >>> _largest([0.5, None, 0.25]), _largest([float("nan"), None])
+    ('5.0e-01', '–')
+    """
+    known = [
+        distance for distance in distances if distance is not None and not math.isnan(distance)
+    ]
     return f"{max(known):.1e}" if known else "–"
 
 
