@@ -1,4 +1,4 @@
-"""Figures with a curve or a panel for each layer, and what they share."""
+"""Figures with a curve or a panel for each layer, and their common elements."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> li
 def finish_row(
     axes: Sequence[Axes], label: str, ends: Iterable[Sequence[CurveEnd]] = (), zero: bool = True
 ) -> None:
-    """Label a row's shared y axis and, now that its limits are final, the curves; draw zero.
+    """Label the common y axis of a row and its curves, after the limits are final; draw zero.
 
     Numbered curves, such as layers, are labeled if there is room next to their ends.
     """
@@ -90,7 +90,7 @@ def lettered(axes: Iterable[Axes], names: str) -> None:
 
 
 def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
-    """Label the x axes of the last row, and write thousands of steps as k."""
+    """Label the x axes of the last row, with k for thousands of steps."""
     from matplotlib.ticker import EngFormatter
 
     for axis in chain.from_iterable(rows):
@@ -109,11 +109,11 @@ NEAR = 8
 
 
 def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
-    """Move the labels of points off all markers, error bars, horizontal lines, edges and labels.
+    """Move labels of points away from markers, error bars, lines, edges and other labels.
 
-    Call it last, since the layout decides where points are. If every offset overlaps something, an
-    error bar or a line is preferred to a marker, and a marker to another label or an edge. A label
-    that had to move far has a line to its point.
+    Call this function last, because the layout determines the places of points. If every offset
+    overlaps an element, error bars and lines are preferred to markers, and markers to other labels
+    and edges. A label far from its point gets a line to the point.
     """
     axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
     markers = _marker_boxes(axis)
@@ -221,7 +221,7 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     """Return a row for each layer and distance: ``title``, ``layer``, ``distance``, scores.
 
     Each score is followed by the ends of its range by chance (``symmetry_untrained_low``, …), null
-    where the table does not tell the forms' width and rank.
+    if the table lacks the forms' width and rank.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
     Raises
     ------
     TableError
-        There are no details of a square form.
+        The details contain no square form.
     """
     square = [block for block in blocks if block.coupling is not None]
     if not square:
@@ -422,10 +422,10 @@ def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str,
 
 
 def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
-    """By title: the encoder's most symmetric form, the decoder's form with the most uneven columns.
+    """Return the encoder's most symmetric form, and the decoder's with the most uneven columns.
 
-    Without encoders or without decoders, both are of the other kind. The symmetry of forms larger
-    than their image is an estimate.
+    Without encoders or without decoders, both forms are of the remaining kind. The symmetry of
+    forms larger than their image is an estimate.
     """
     remaining = list(blocks)
     chosen = []

@@ -1,4 +1,4 @@
-"""All figures by name: where the numbers behind each come from, and what draws them."""
+"""All figures by name: the source of their numbers, and the function that draws them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureEntry:
-    """One figure: its numbers, as a frame in long form, and the function that draws these."""
+    """A figure: its numbers as a frame in long form, and the function that draws them."""
 
     numbers: Callable[[Sources], pl.DataFrame]
     draw: Callable[..., Figure]
@@ -45,7 +45,7 @@ def _models(name: str, sources: Sources) -> pl.DataFrame:
 
 
 def _pairs(name: str, sources: Sources) -> pl.DataFrame:
-    """Return the curves of the given runs, of the paper's if none are given, or of both."""
+    """Return the curves of the given runs, by default of the paper's runs, or of both."""
     runs = sources.runs_with_steps
     if not runs:
         _require_steps(name, sources)
@@ -66,7 +66,7 @@ def _starts(sources: Sources) -> pl.DataFrame:
 
 
 def _require_steps(name: str, sources: Sources) -> None:
-    """Raise `TableError` where published curves would be drawn in place of what was given."""
+    """Raise `TableError` if published curves would be drawn instead of the given sources."""
     if sources.table is not None:
         raise TableError(
             f"{name} draws scores over training; no model of the table has several steps: expected "
@@ -113,12 +113,13 @@ WITH_LEVEL = "dose"
 
 
 def numbers(name: str, sources: Sources) -> pl.DataFrame:
-    """Return the numbers that a figure shows.
+    """Return the numbers of a figure.
 
     Raises
     ------
     WqkError
-        The figure does not exist, the sources lack what it needs, or it cannot combine them.
+        The figure does not exist, the sources lack its numbers, or the figure cannot combine the
+        sources.
 
     Examples
     --------
@@ -167,12 +168,12 @@ def draw(name: str, sources: Sources) -> Figure:
 
 
 def save(name: str, sources: Sources, path: Path) -> None:
-    """Write a figure, or as ``.csv`` its numbers, atomically.
+    """Write a figure, or its numbers as ``.csv``, atomically.
 
     Raises
     ------
     WqkError
-        As for `draw`, or the file has another ending or cannot be written.
+        As for `draw`; or the file has an unknown ending, or cannot be written.
     """
     check_ending(path)
     if path.suffix == ".csv":

@@ -1,4 +1,4 @@
-"""Runs that continue another: scores, and those of the change, against steps of conversion."""
+"""Runs that continue another run: scores of forms and of their changes, by steps of conversion."""
 
 from __future__ import annotations
 
@@ -58,17 +58,18 @@ MARKERS = {"masked": "o", "causal": "s", "masked-next": "^"}
 
 
 def convert_rows(runs: Sequence[Run]) -> pl.DataFrame:
-    """Each run that continues another, at its checkpoints: by layer, and, with no layer, the mean.
+    """Return scores of continuing runs at their checkpoints, by layer, and means without layer.
 
-    ``change_symmetry`` is that of W − W₀, W₀ being the form at step 0, and ``change_norm`` the
-    ratio of their norms. ``kept_symmetric`` and ``kept_skew`` say how much of the two parts of W₀
-    is left: the factors a and b for which a S₀ + b N₀ is nearest to W; ``new_symmetry`` is that of
-    the rest. All are null at step 0. ``origin`` says what the parent was. Other runs are left out.
+    ``change_symmetry`` is the symmetry of W − W₀, with the form W₀ at step 0, and ``change_norm``
+    the ratio of their norms. ``kept_symmetric`` and ``kept_skew`` are the remaining shares of the
+    two parts of W₀: the factors a and b for which a S₀ + b N₀ is nearest to W. ``new_symmetry`` is
+    the symmetry of the remainder. All are null at step 0. ``origin`` describes the parent. Other
+    runs are left out.
 
     Raises
     ------
     RunError
-        No run continues another, or one has no checkpoint at step 0.
+        No run continues another run, or a continuing run has no checkpoint at step 0.
     """
     children = [run for run in runs if run.recipe.get("parent")]
     if not children:
@@ -121,7 +122,7 @@ def _rows_of(run: Run) -> pl.DataFrame:
 
 
 def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
-    """Scores of the change from one form to another, and what is left of the first one's parts."""
+    """Return scores of the change of a form, and the remaining shares of the first form's parts."""
     change = after.difference(before)
     first = before.numpy()
     last = after.numpy()
@@ -140,7 +141,7 @@ def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
 
 
 def _origin(parent: Mapping[str, Any]) -> str:
-    """Name the state before a run: ``decoder``, or ``decoder, encoder`` after a conversion."""
+    """Describe the state before a run: ``decoder``, or ``decoder, encoder`` after a conversion."""
     mode = str(parent["mode"])
     before = parent.get("parent")
     if before:
@@ -149,10 +150,10 @@ def _origin(parent: Mapping[str, Any]) -> str:
 
 
 def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> pl.DataFrame:
-    """Means over seeds of each condition, step and layer, with 95 % intervals by Student's t.
+    """Return means over seeds by condition, step and layer, with 95 % intervals by Student's t.
 
-    Columns are those of the condition, ``quantity``, ``step``, ``layer``, ``value``, ``low``,
-    ``high`` and ``seeds``; the ends are null for a single seed.
+    Columns are the columns of the condition, ``quantity``, ``step``, ``layer``, ``value``, ``low``,
+    ``high`` and ``seeds``; ``low`` and ``high`` are null for a single seed.
     """
     from wqk_lab.runs.seeds import paired
 

@@ -1,7 +1,7 @@
 """Curves over training: lines and bands from the scores and losses of several seeds.
 
-Curves are rows of a frame in long form. ``quantity`` and ``layer`` (null: over all layers) say what
-is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the least and the greatest;
+Curves are rows of a frame in long form. ``quantity`` and ``layer`` (null: over all layers) identify
+a curve; ``value`` is the mean over seeds, ``low`` and ``high`` are the minimum and the maximum;
 ``q25`` and ``q75`` are the quartiles over layers, averaged over seeds.
 """
 
@@ -28,7 +28,7 @@ CURVE: dict[str, pl.DataType] = {
 
 
 def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores") -> pl.DataFrame:
-    """Symmetry and directionality (excess) along runs of one cell.
+    """Return symmetry and directionality (excess) along runs of one cell.
 
     By layer, and median and quartiles over layers; ``symmetry_gap`` is the difference between the
     most and the least symmetric layer. Steps that some run has not scored are omitted.
@@ -55,9 +55,9 @@ def loss_curves(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFrame:
-    """Held-out losses minus those of the baseline with the same seed, in nats per token.
+    """Return held-out losses minus the baseline's losses of the same seed, in nats per token.
 
-    Empty if no seed has both.
+    The result is empty if the runs have no seed in common.
     """
     losses_by_seed = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
     differences = []
@@ -73,7 +73,7 @@ def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFra
 
 
 def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:
-    """Curves of several cells in one frame, distinguished by the column ``name``."""
+    """Join the curves of several cells to one frame, distinguished by the column ``name``."""
     return pl.concat(
         [frame.select(pl.lit(key).alias(name), pl.all()) for key, frame in curves.items()]
     )
@@ -85,7 +85,7 @@ def layer_curves(table: ScoreTable) -> pl.DataFrame:
 
 
 def from_layers(scores: pl.DataFrame) -> pl.DataFrame:
-    """Curves by layer and over layers, from ``step``, ``layer`` and the scores."""
+    """Return curves by layer and over layers, from ``step``, ``layer`` and the scores."""
     layers = (
         scores.select("step", "layer", *SCORES)
         .unpivot(SCORES, index=["step", "layer"], variable_name="quantity")
@@ -115,7 +115,7 @@ def held_out_losses(run: Run) -> pl.DataFrame:
 
 
 def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Mean, minimum and maximum of the runs' curves, at the steps that all of them have."""
+    """Return mean, minimum and maximum of the runs' curves, at the steps common to all runs."""
     value = pl.col("value")
     return (
         pl.concat([pl.DataFrame(schema=CURVE), *frames], how="diagonal_relaxed")
@@ -134,7 +134,7 @@ def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 
 def has_seeds(curves: pl.DataFrame) -> bool:
-    """Return whether any point of the curves has a range over seeds, which is drawn as a band."""
+    """Return whether any point has a range over seeds, which is drawn as a band."""
     return curves.filter(pl.col("low") < pl.col("high")).height > 0
 
 

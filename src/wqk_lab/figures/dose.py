@@ -1,4 +1,4 @@
-"""Initializations at several scales: what symmetry adds at equal norms."""
+"""Initializations at several scales: the effect of symmetry at equal norms."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ DOSE_SCHEMA: dict[str, pl.DataType] = {
 
 
 def dose_rows(runs: Sequence[Run], level: float | None = None) -> pl.DataFrame:
-    """Each run's loss at the last step that all have, against the scale that it started with.
+    """Return each run's loss at the last common step, and the scale of its start.
 
     ``scale`` is ``norm_ratio`` for runs with unchanged values, ``value_ratio`` for runs without a
-    norm of W_qk set by ``--init-norm``; ``factor`` is its median over layers. Starts with a single
-    factor are omitted. ``first_below`` is the step at which the training loss falls below ``level``
-    (`wqk_lab.runs.speedup.first_below`), null if it does not, or without a level.
+    norm of W_qk set by ``--init-norm``; ``factor`` is the median of this ratio over layers. Starts
+    with a single factor are omitted. ``first_below`` is the step at which the training loss falls
+    below ``level`` (`wqk_lab.runs.speedup.first_below`); null if the loss never does, or without a
+    level.
 
     Raises
     ------
     RunError
         No start has two factors, runs differ in more than seed, initialization and its scales, or
-        they have no common held-out loss.
+        the runs have no common held-out loss.
     """
     starts(runs, "dose", penalties=False)
     losses = {run.folder: held_out_losses(run).drop("quantity") for run in runs}
@@ -84,7 +85,7 @@ def dose_rows(runs: Sequence[Run], level: float | None = None) -> pl.DataFrame:
 
 @style()
 def loss_by_scale(rows: pl.DataFrame) -> Figure:
-    """Draw held-out losses, and the steps at which runs fall below a level, against each scale."""
+    """Draw held-out losses, and the steps at which losses fall below a level, by scale."""
     quantities = {"held_out_loss": f"held-out loss at step {rows['step'][0]:,} (nats)"}
     if (level := rows["level"][0]) is not None:
         quantities["first_below"] = f"step at which training loss < {level:g}"
@@ -141,7 +142,7 @@ def _draw(axis: Axes, rows: pl.DataFrame, quantity: str, looks: Mapping[str, Any
 
 
 def _factor(run: Run, scale: str) -> float:
-    """Return the median over layers of a ratio in the report of the run's start."""
+    """Return the median over layers of a ratio in the report on the run's start."""
     report = run.settings.get("initialization") or [{}]
     ratios = [layer.get(scale) for layer in report]
     if None in ratios:

@@ -27,16 +27,16 @@ LAYER_NUMBERS = "The numbers are layers, light to dark"
 
 
 def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
-    """Curves of encoders and decoders with otherwise equal recipes; Figure 3 shows one such pair.
+    """Return curves of encoders and decoders with otherwise equal recipes; Figure 3 has one pair.
 
-    Columns are ``comparison`` (the corpus), ``mode`` and those of `wqk_lab.figures.curves`. Of
-    models that are known by their scores alone, one encoder, one decoder, or both are a comparison;
-    of several of one stack, each is one, with its name.
+    Columns are ``comparison`` (the corpus), ``mode`` and the columns of `wqk_lab.figures.curves`.
+    For models with scores but no recipe, one encoder, one decoder, or both form a comparison; with
+    several models of one stack, each model forms a comparison with its name.
 
     Raises
     ------
     RunError
-        The runs contain no such pair, several for Figure 3, or one without scores.
+        The runs contain no pair, several pairs for Figure 3, or a pair without scores.
     """
     if only_followed(runs):
         return _curves(followed_groups(runs, figure))
@@ -45,12 +45,12 @@ def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
 
 
 def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
-    """Scores of each form's change since it was last scored, of encoders, decoders or both.
+    """Return scores of each form's change since the last scores, of encoders, decoders or both.
 
     Raises
     ------
     RunError
-        There are no runs, or some without updates.
+        The list of runs is empty, or a run has no updates.
     """
     if not runs:
         raise RunError("updates needs runs (wqk lab train); got none")
@@ -142,7 +142,7 @@ def _draw_layers(
 
 
 def _layer_note(curves: pl.DataFrame) -> str:
-    """Explain the curves of layers, and their bands if any are drawn."""
+    """Explain the curves of layers, and their bands, if drawn."""
     layers = curves.filter(pl.col("layer").is_not_null())
     bands = "; bands span the seeds" if has_seeds(layers) else ""
     return f"{LAYER_NUMBERS}{bands}."

@@ -1,6 +1,6 @@
 """Models at several steps, from tables of scores or folders of checkpoints, as runs for figures.
 
-Of a training run that is known by its scores alone, neither the recipe nor the losses are known.
+For these runs, only the scores are known, not the recipe or the losses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODES = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class FollowedRun(Run):
-    """A model at several steps; only its scores, its stack and its name are known."""
+    """A model at several steps with known scores, stack and name, but without recipe and losses."""
 
     table: ScoreTable
     title: str
@@ -49,7 +49,7 @@ def followed_runs(table: ScoreTable, folder: Path | None = None) -> list[Followe
     table
         Scores with a ``step`` on rows: of a monitor, a scan of a run, `wqk.watch`, or a survey.
     folder
-        Folder of the monitor that wrote the table, if one did.
+        Folder of the monitor that wrote the table, if any.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def _model(checkpoint: str | None, step: int) -> str:
 
 
 def scan_steps(run: Path) -> ScoreTable | None:
-    """Score the layers of every ``checkpoint-*`` in a folder; None if there are none."""
+    """Score the layers of every ``checkpoint-*`` in a folder; None without such checkpoints."""
     folders = step_folders(str(run))
     if not folders:
         return None
@@ -92,14 +92,14 @@ def scan_steps(run: Path) -> ScoreTable | None:
 
 
 def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
-    """Group followed runs for a figure: an encoder and a decoder together, or each model alone.
+    """Group followed runs for a figure: an encoder with a decoder, or single models.
 
     Raises
     ------
     RunError
-        The figure shows one pair, and there are several models of one stack; two models of one
-        stack have the same name; a model is neither an encoder nor a decoder; or a table has no
-        directionality by excess.
+        The figure shows one pair, but several models have one stack; two models of one stack have
+        the same name; a model is neither an encoder nor a decoder; or a table has no directionality
+        by excess.
     """
     for run in runs:
         stacks = run.scores.frame["stack"]
@@ -140,7 +140,7 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
 
 
 def titles_of_runs(runs: Sequence[Run]) -> list[str]:
-    """Return the name of each followed run, with its stack if two stacks have the name.
+    """Return the name of each followed run, with its stack if two stacks have the same name.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def _cell(run: Run) -> RunCell:
 
 
 def only_followed(runs: Iterable[Run]) -> bool:
-    """Return whether all runs are followed ones; `RunError` if only some are."""
+    """Return whether all runs are followed runs; `RunError` if only some are."""
     kinds = {isinstance(run, FollowedRun) for run in runs}
     if len(kinds) > 1:
         raise RunError(

@@ -86,16 +86,17 @@ def model_rows(
 ) -> pl.DataFrame:
     """Return the rows of ``fig2`` (language), ``s1`` (vision, audio) or ``s2`` (both stacks).
 
-    Every sound published model once, every published artifact, then own scores at their last step.
-    Own models are shown in the figure whose set they belong to; those of no set in ``s2`` if they
-    have an encoder and a decoder, otherwise in the other two. Columns are those of
-    `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``. ``parameters`` are sizes of
-    own models by the name of their checkpoint, or its last part.
+    The rows contain every valid published model once, every published artifact, and the user's
+    models at their last step. A user's model is in the figure of its set; a model without a set is
+    in ``s2`` if it has an encoder and a decoder, otherwise in ``fig2`` and ``s1``. Columns are the
+    columns of `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``. ``parameters``
+    contains sizes of the user's models, by the name of the checkpoint or the last part of the name.
 
     Raises
     ------
     TableError
-        The size of no own model is known, or ``parameters`` names no checkpoint of the table.
+        No size of the user's models is known, or ``parameters`` contains a name that is not in the
+        table.
 
     Examples
     --------
@@ -117,7 +118,7 @@ def model_rows(
 
 
 def left_out(table: ScoreTable | None, parameters: Mapping[str, int] | None = None) -> list[str]:
-    """Return the checkpoints of a table that no figure places by their size, one line a reason.
+    """Return the checkpoints of a table that no figure shows by size, a line for each reason.
 
     A line about unknown sizes ends with the option and the argument that supply one.
 
@@ -144,7 +145,7 @@ def left_out(table: ScoreTable | None, parameters: Mapping[str, int] | None = No
 
 
 def _reason(name: str, table: ScoreTable, sizes: Mapping[str, int]) -> str:
-    """Return the reason for which no figure places the only checkpoint of a table."""
+    """Return the reason why no figure shows the only checkpoint of a table."""
     rows = summarize(latest(table))
     if rows.is_empty():
         return OTHER_FORMS
@@ -155,7 +156,7 @@ def _reason(name: str, table: ScoreTable, sizes: Mapping[str, int]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first names of a list, and the number of the others.
+    """Return the first names of a list, and the number of further names.
 
     Examples
     --------
@@ -192,7 +193,8 @@ def _sizes(table: ScoreTable | None, parameters: Mapping[str, int]) -> dict[str,
     Raises
     ------
     TableError
-        A name fits no checkpoint of the table or several, or a number is none of parameters.
+        A name fits no checkpoint or several checkpoints of the table, or a value is not a number of
+        parameters.
     """
     checkpoints: list[str] = []
     if table is not None:
@@ -243,14 +245,14 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
 
 @cache
 def _published_rows() -> pl.DataFrame:
-    """Every sound model once, printed or only drawn, and every artifact."""
+    """Return every valid model once, printed or only drawn, and every artifact."""
     artifacts = published().filter(~pl.col("sound"))
     once = artifacts.unique(["model", *SCORES], keep="last", maintain_order=True)
     return pl.concat([sound_models(), once, drawn_models()])
 
 
 def _own_rows(table: ScoreTable | None, sizes: Mapping[str, int]) -> pl.DataFrame:
-    """One row for each encoder and decoder in a score table; ``sizes`` replace those of it."""
+    """Return one row for each encoder and decoder in a score table; ``sizes`` replace its sizes."""
     if table is None:
         return pl.DataFrame(schema=ATLAS_COLUMNS)
     rows = summarize(latest(_whole_models(table, sizes)))
@@ -263,7 +265,7 @@ def _own_rows(table: ScoreTable | None, sizes: Mapping[str, int]) -> pl.DataFram
 
 
 def _whole_models(table: ScoreTable, sizes: Collection[str]) -> ScoreTable:
-    """Return the table without checkpoints of queries and keys alone, except those of ``sizes``."""
+    """Return the table without checkpoints of only queries and keys, unless in ``sizes``."""
     layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
     # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
     rank = pl.col("rank")
@@ -282,7 +284,7 @@ def _whole_models(table: ScoreTable, sizes: Collection[str]) -> ScoreTable:
 def _figures_of(model: str, rows: pl.DataFrame) -> list[str]:
     """Return the figures that show a model, by the paper's sets that contain the model.
 
-    A model of no set is shown by the number of its stacks in ``rows``.
+    For a model without a set, the number of its stacks in ``rows`` decides.
     """
     name = last_part(model).lower()
     sets = {set_name for set_name in model_sets() if name in _names(set_name)}
@@ -301,7 +303,7 @@ def _names(set_name: str) -> set[str]:
 
 
 def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]:
-    """Draw markers with quartiles; return the names that are written next to some markers."""
+    """Draw markers with quartiles; return the names to write next to some markers."""
     from matplotlib.patheffects import withStroke
 
     own_rows = rows.filter(source="own")
@@ -355,7 +357,7 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
-    """Return the marker of a row; ``faint`` if it is published and shown next to own rows."""
+    """Return the marker of a row; ``faint`` for published rows next to the user's rows."""
     if row["reason"]:
         return {
             "marker": HOLLOW[row["reason"]],

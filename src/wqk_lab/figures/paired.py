@@ -1,8 +1,8 @@
-"""Pairs of models: whether lifting the causal mask made forms more symmetric, as predicted.
+"""Pairs of models: tests whether lifting the causal mask made forms more symmetric, as predicted.
 
-The unit of every test is the pair. A pair's value is the median over layers of what its second
-model has more than its first, with the sign that was predicted: positive is as predicted. What was
-predicted is in ``docs/pairs.md``, written before any pair was read.
+The unit of every test is the pair. A pair's value is the median over layers of the difference of
+its second model from its first, with the predicted sign: positive is as predicted. The predictions
+are in ``docs/pairs.md``, written before any pair was read.
 """
 
 from __future__ import annotations
@@ -72,27 +72,27 @@ COLORS = {"twins": TEAL, "converted": WINE, "contrast": GRAY, "control": OUTLIER
 
 @dataclass(frozen=True)
 class PairTest:
-    """One prediction, tested with the pair as the unit.
+    """Test of one prediction, with the pair as the unit.
 
     Attributes
     ----------
     relation, quantity
-        Which pairs, and what of them.
+        Kind of the pairs, and quantity.
     pairs, recipes
-        How many there are.
+        Numbers of pairs and of recipes.
     agree
         Pairs that changed in the predicted direction.
     median
-        Of the pairs' values; positive is as predicted.
+        Median of the pairs' values; positive is as predicted.
     p, corrected
-        Of Wilcoxon's signed-rank test, one-sided, and corrected for all of `TESTED` by Holm (1979);
-        None without pairs.
+        p-value of Wilcoxon's signed-rank test, one-sided; and corrected for all of `TESTED` by Holm
+        (1979). None without pairs.
     p_recipes
-        The same with the mean of each recipe as the unit, as pairs of one recipe are not
+        p-value with the mean of each recipe as the unit, because pairs of one recipe are not
         independent.
     detectable
-        The shift that would have been found with a power of 80 % at .05, divided by the number of
-        tests; None where there are too few pairs for any to be found, or their spread is unknown.
+        The shift that this test detects with a power of 80 %, at the level .05 divided by the
+        number of tests; None if the pairs are too few for any shift, or if their spread is unknown.
     """
 
     relation: str
@@ -121,12 +121,12 @@ class PairTest:
 
 
 def pair_rows(survey: PairSurvey | None) -> pl.DataFrame:
-    """Differences of every layer, and of every head of pairs whose heads correspond.
+    """Return differences of every layer, and of every head of pairs with corresponding heads.
 
     Raises
     ------
     RunError
-        There is no survey of pairs, or none of its pairs was read.
+        The survey of pairs is absent, or none of its pairs was read.
     """
     if survey is None:
         raise RunError("pairs needs the folder of a survey of pairs: wqk lab pairs --out DIR")
@@ -182,9 +182,9 @@ def _scores(survey: PairSurvey, ref: str, stack: str) -> pl.DataFrame:
 
 
 def pair_values(rows: pl.DataFrame, relation: str, quantity: str) -> pl.DataFrame:
-    """Each pair's value of a quantity, ``value``, with its ``recipe``; positive as predicted.
+    """Return the values of a quantity by pair, with the ``recipe``; positive as predicted.
 
-    The update's own symmetry is predicted to exceed chance where the mask was lifted.
+    The symmetry of the update is predicted to exceed chance if the mask was lifted.
     """
     layers = rows.filter(pl.col("head").is_null(), relation=relation)
     if quantity == "update_symmetry_excess":
@@ -204,7 +204,7 @@ def _remark(test: PairTest) -> str:
 
 
 def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
-    """Every prediction of `TESTED`, tested.
+    """Test all predictions of `TESTED`.
 
     Examples
     --------
@@ -220,7 +220,7 @@ def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
 
 
 def _tested(rows: pl.DataFrame, relation: str, quantity: str) -> PairTest:
-    """One prediction, not yet corrected."""
+    """Test one prediction, without correction."""
     values_by_pair = pair_values(rows, relation, quantity)
     values = values_by_pair["value"].to_numpy()
     means_by_recipe = values_by_pair.group_by("recipe").agg(pl.col("value").mean())
@@ -240,7 +240,7 @@ def _tested(rows: pl.DataFrame, relation: str, quantity: str) -> PairTest:
 
 
 def _chance(values: np.ndarray) -> float | None:
-    """One-sided p of Wilcoxon's signed-rank test that values are not above 0."""
+    """Return the one-sided p of Wilcoxon's signed-rank test that values are not above 0."""
     from scipy.stats import wilcoxon  # type: ignore[import-untyped]
 
     if not len(values):
@@ -253,8 +253,9 @@ def _chance(values: np.ndarray) -> float | None:
 def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> float | None:
     """Return the shift that a signed-rank test of these values finds with a power of 80 %.
 
-    For normal values with the spread of these, as of Student's t with the test's efficiency of 3/π;
-    None if even the largest shift could not reach the level, as n values can give p = 2⁻ⁿ at best.
+    The computation assumes normal values with this spread, and uses Student's t with the test's
+    efficiency of 3/π. None if even the largest shift cannot reach the level, because the smallest p
+    of n values is 2⁻ⁿ.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The curves of the paper's own training runs: Figures 3, S3, S4 and S5."""
+"""Curves of the paper's training runs: Figures 3, S3, S4 and S5."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ STARTS = {"size": "4-layer", "dataset": "Red Pajama", "mode": "encoder"}
 
 
 def published_pairs(figure: str) -> pl.DataFrame:
-    """Scores along the training of the paper's encoders and decoders, from random starts.
+    """Return scores along the training of the paper's encoders and decoders, from random starts.
 
-    Columns are ``comparison`` (size and corpus), ``mode`` and those of `wqk_lab.figures.curves`.
+    Columns are ``comparison`` (size and corpus), ``mode`` and the columns of
+    `wqk_lab.figures.curves`.
 
     Examples
     --------
@@ -39,9 +40,9 @@ def published_pairs(figure: str) -> pl.DataFrame:
 
 
 def published_starts() -> pl.DataFrame:
-    """Figure S5 as far as it was published: both losses, and the scores from random initialization.
+    """Return the published part of Figure S5: losses, and scores from random initialization.
 
-    Columns are ``start`` and those of `wqk_lab.figures.curves`; losses are ``training_loss``.
+    Columns are ``start`` and the columns of `wqk_lab.figures.curves`; losses are ``training_loss``.
 
     Examples
     --------

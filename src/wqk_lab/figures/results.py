@@ -1,4 +1,4 @@
-"""The paper's tables, with your own scores and losses next to the published ones."""
+"""The paper's tables, with the user's scores and losses next to the published values."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "la
 
 
 def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
-    """Table 1, S2 or S3 as text, with the sources' results next to the published ones.
+    """Return Table 1, S2 or S3 as text, with results of the sources next to the published values.
 
     Parameters
     ----------
     name
         As for `wqk_lab.atlas.paper_table`.
     sources
-        Training runs for ``table1``, any scores for the others; none for the table as published.
+        Training runs for ``table1``, any scores for the other tables; None for the published table.
     ending
         ``.md`` or ``.tex``.
 
@@ -78,8 +78,7 @@ def not_comparable(table: ScoreTable | None) -> list[str]:
 def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     """Return encoders' loss and speed-up at their last step, by size, corpus and start.
 
-    Speed-ups are over the random start of the same recipe, if there is one
-    (`wqk_lab.runs.speedup`).
+    Speed-ups are relative to the random start of the same recipe, if any (`wqk_lab.runs.speedup`).
 
     Raises
     ------
@@ -111,9 +110,9 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
 
 
 def _is_baseline(baseline: RunCell, cell: RunCell) -> bool:
-    """Return whether a cell starts at random, and differs from another only in the start.
+    """Return whether a cell starts at random, and differs from another cell only in the start.
 
-    The two cells share a seed at least.
+    The two cells have at least one seed in common.
     """
     return (
         baseline is not cell
@@ -161,7 +160,7 @@ def _interval(result: Paired | None) -> tuple[float, float] | None:
 
 
 def _last(run: Run) -> tuple[int, float]:
-    """Step and value of a run's last held-out loss; step 0 without one."""
+    """Return step and value of a run's last held-out loss; step 0 without a loss."""
     losses = held_out_losses(run)
     if losses.is_empty():
         return 0, 0.0

@@ -19,7 +19,7 @@ from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that a figure can draw.
+    """All sources of a figure.
 
     Attributes
     ----------
@@ -30,14 +30,15 @@ class Sources:
     blocks
         The layers of all ``.npz`` files of details.
     published
-        Whether the paper's own training runs are drawn below the given ones.
+        Whether the paper's training runs are drawn below the given runs.
     level
-        Training loss in nats; the figure ``dose`` shows when runs fall below it.
+        Training loss in nats; the figure ``dose`` shows the steps at which runs fall below this
+        loss.
     pairs
         The last survey of pairs among the sources.
     parameters
-        Numbers of parameters of own models in ``fig2``, ``s1`` and ``s2``, in place of those in the
-        table: by the name of the checkpoint or the last part of the name.
+        Numbers of parameters of the user's models in ``fig2``, ``s1`` and ``s2``, which replace the
+        numbers in the table: by the name of the checkpoint or the last part of the name.
     """
 
     runs: tuple[Run, ...] = ()
@@ -50,7 +51,7 @@ class Sources:
 
     @property
     def runs_with_steps(self) -> tuple[Run, ...]:
-        """The runs, and the models of the table that it contains at several steps."""
+        """The runs, and the models that have several steps in the table."""
         followed = followed_runs(self.table) if self.table is not None else []
         return (*self.runs, *followed)
 
@@ -73,7 +74,7 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     Raises
     ------
     WqkError
-        A path holds none of these, or something that cannot be read.
+        A path contains none of these, or cannot be read.
 
     Examples
     --------

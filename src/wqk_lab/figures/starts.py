@@ -1,4 +1,4 @@
-"""Initializations side by side: Figure S5, and the held-out losses."""
+"""Comparison of initializations: Figure S5, and the held-out losses."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ SETTLED = 0.1
 def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
     """Return the curves of Figure S5: held-out loss and symmetry from different initializations.
 
-    Columns are ``start`` and those of `wqk_lab.figures.curves`. Models that are known by their
-    scores alone have no losses, and their names stand for their initializations.
+    Columns are ``start`` and the columns of `wqk_lab.figures.curves`. Models with scores but no
+    recipe have no losses, and their names are used as ``start``.
 
     Raises
     ------
@@ -70,9 +70,9 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
-    """Held-out losses for all initializations and penalties, and their differences from the first.
+    """Return held-out losses of all initializations and penalties, and differences from the first.
 
-    The first is random initialization, if present. Differences are between runs of equal seed.
+    The first is random initialization, if present. Differences are between runs with equal seeds.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def _seeds(runs: Iterable[Run]) -> set[Any]:
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     """Draw Figure S5: loss (a), median symmetry and gap between layers (b), every layer (c).
 
-    Without losses, there is no panel of them.
+    Without losses, panel a is left out.
     """
     looks = looks_of(curves)
     scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs have no scores
@@ -189,7 +189,7 @@ def _draw_starts(
 
 
 def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
-    """Fit the limits to the steps after the first fall, if there are any."""
+    """Fit the limits to the steps after the first fall of the loss, if any."""
     first_step = SETTLED * pl.col("step").max()
     settled = curves.filter(pl.col("step") >= first_step)
     bands = settled.select("low", "high").to_numpy()

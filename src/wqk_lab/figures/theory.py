@@ -27,9 +27,9 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 @style()
 def tails(numbers: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Draw ln(Var‖column‖ / Var‖row‖) of updates over layers, as they are and with one change.
+    """Draw ln(Var‖column‖ / Var‖row‖) of updates over layers, unchanged and with one change.
 
-    The numbers are those of `wqk_lab.theory.causes.curves`; TheoryError if there are none, because
+    The numbers are from `wqk_lab.theory.causes.curves`. Raises `TheoryError` without numbers, if
     the statement could not be tested.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator

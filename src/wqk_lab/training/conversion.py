@@ -1,8 +1,8 @@
-"""Runs that continue a finished one, under its own objective and mask or under others.
+"""Runs that continue a finished run, with the same or another objective and mask.
 
-Weights are taken over; the optimizer, the warmup and the count of steps begin anew; blocks and
-masks go on where the parent's ended. What the parent was trained on and how is part of the recipe,
-so that a recipe still determines all numbers.
+Weights come from the parent. The optimizer, the warmup and the count of steps begin again; blocks
+and masks continue after the last of the parent. The recipe contains the parent's recipe and corpus.
+Therefore a recipe still determines all numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIXED = (*MODEL_FIELDS, "preset", "config", "vocabulary_multiple", "block")
 
 @dataclass(frozen=True)
 class Parent:
-    """A finished run, to be continued by another."""
+    """A finished run that another run continues."""
 
     run: Run
     recipe: Recipe
@@ -33,14 +33,14 @@ class Parent:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of its weights' files."""
+        """SHA-256 of the files of its weights."""
         digest = hashlib.sha256()
         for path in sorted(self.checkpoint.glob("model*.safetensors")):
             digest.update(path.read_bytes())
         return digest.hexdigest()
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that a run records about the run it continues, besides its recipe."""
+        """Return the settings of the parent that a run records besides its recipe."""
         return {
             "folder": str(self.run.folder.resolve()),
             "step": self.recipe.steps,
@@ -49,7 +49,7 @@ class Parent:
 
 
 def open_parent(folder: str | PathLike[str]) -> Parent:
-    """Open the finished run in a folder; RunError if there is none or it is not finished."""
+    """Open the finished run in a folder; `RunError` if the run is absent or not finished."""
     run = open_run(folder)
     recipe = Recipe.from_json(run.recipe)
     checkpoint = dict(run.checkpoints).get(recipe.steps)
@@ -62,16 +62,16 @@ def open_parent(folder: str | PathLike[str]) -> Parent:
 
 
 def continued(before: Recipe, run: str, overrides: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a run that continues another, called ``run``, from its last step.
+    """Return the recipe of a run that continues ``run``, from its last step.
 
-    Fields that are not given are the parent's. An objective given without a mode brings its own:
-    ``masked`` an encoder's full attention, ``causal`` and ``masked-next`` a decoder's. Given
-    together, or a mode alone, they can be combined in any way.
+    Omitted fields have the parent's values. An objective without a mode also sets the mode:
+    ``masked`` sets full attention (encoder), ``causal`` and ``masked-next`` set a causal mask
+    (decoder). If the mode is set, any combination is possible.
 
     Raises
     ------
     RunError
-        There is no such field, or the weights of the parent do not fit it.
+        A field is unknown, or does not fit the weights of the parent.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def continued(before: Recipe, run: str, overrides: Mapping[str, Any]) -> Recipe:
 
 
 def require_same_tokenizer(parent: Parent, store: TokenStore) -> None:
-    """RunError if a corpus has another tokenizer than the parent's weights were trained with."""
+    """Raise `RunError` if a corpus has another tokenizer than the parent was trained with."""
     tokenizer = parent.checkpoint / "tokenizer.json"
     if not tokenizer.is_file() or tokenizer.read_bytes() != store.tokenizer.read_bytes():
         raise RunError(

@@ -26,19 +26,19 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def option(*, default: Any = MISSING, **about: Any) -> Any:
-    """Return a field, and more about it, such as ``choices``, bounds or ``metavar``."""
+    """Return a field with metadata, such as ``choices``, bounds or ``metavar``."""
     return field(default=default, metadata=about)
 
 
 def described(owner: Any, section: str) -> tuple[str, dict[str, str]]:
-    """Return a docstring up to a section, and what that says of each attribute or parameter."""
+    """Return a docstring up to a section, and the section's description of each parameter."""
     text, _, section_text = cleandoc(owner.__doc__ or "").partition(f"{section}\n----------\n")
     entries = re.findall(r"^(\w+)\n((?:    .*\n?)+)", section_text, re.MULTILINE)
     return text, {name: " ".join(map(str.strip, lines.splitlines())) for name, lines in entries}
 
 
 def documented(command: click.Command) -> click.Command:
-    """Add the help of options, which is in the docstring of a command, to the command."""
+    """Add the help of options from the docstring of a command to the command."""
     command.help, descriptions = described(command.callback, "Parameters")
     for parameter in command.params:
         if isinstance(parameter, click.Option):
@@ -47,12 +47,12 @@ def documented(command: click.Command) -> click.Command:
 
 
 def kind_of(entry: Field[Any]) -> str:
-    """Return the name of a field's type, besides None."""
+    """Return the name of a field's type without None."""
     return str(entry.type).removesuffix(" | None")
 
 
 def checked(entry: Field[Any], value: Any, error: Callable[[str], Exception]) -> Any:
-    """Return a field's value, as a float if the field is one; ``error`` if it is invalid."""
+    """Return a field's value, as a float for a float field; ``error`` for an invalid value."""
     name, expected_type = entry.name, kind_of(entry)
     if value is None and expected_type != entry.type:
         return None
@@ -79,10 +79,10 @@ def options_of(
     types: Mapping[str, Any] | None = None,
     defaults: Callable[[str], str] | None = None,
 ) -> Callable[..., Any]:
-    """Return an option for each field of a class whose fields are made by `option`.
+    """Return an option for each field of a class with fields made by `option`.
 
-    ``types`` parse fields that are not text or numbers; with ``defaults``, which distinguishes a
-    field's default for the help, options have none themselves.
+    ``types`` parse fields that are neither text nor numbers. With ``defaults``, the help shows the
+    defaults of fields, but the options have no defaults.
     """
     descriptions = described(owner, "Attributes")[1]
 

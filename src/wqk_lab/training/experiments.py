@@ -1,4 +1,4 @@
-"""Experiments: a file of cells, each trained once per seed.
+"""Experiments: a file of cells; each cell is trained once for each seed.
 
 ::
 
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def step(self) -> int | None:
-        """The last step in its metrics; None if the run does not exist."""
+        """Last step in the metrics; None if the run does not exist."""
         if not (self.folder / SETTINGS).is_file():
             return None
         lines = read_lines(self.folder / METRICS)
@@ -86,7 +86,7 @@ class Trial:
 
     @property
     def configuration(self) -> Path:
-        """The file from which the command reads a recipe's own configuration."""
+        """File with the recipe's model configuration, which the command reads."""
         return self.folder / "configuration.json"
 
     @property
@@ -95,7 +95,7 @@ class Trial:
         return self.folder / "log.txt"
 
     def command(self, threads: int) -> list[str]:
-        """Return the command that trains or resumes it."""
+        """Return the command that trains or resumes the run."""
         train = [sys.executable, "-m", "wqk", "lab", "train", "--out", str(self.folder)]
         train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
         train += ["--threads", str(self.threads or threads)]
@@ -178,7 +178,7 @@ def read_experiments(
 def _trials(
     cell: Mapping[str, Any], trials: Sequence[tuple[int, Trial]], corpora: Path, out: Path
 ) -> list[tuple[int, Trial]]:
-    """Return the runs of a cell with their places; a run that continues another has its place."""
+    """Return the runs of a cell with their places; a continuing run has its parent's place."""
     values = {name.replace("-", "_"): value for name, value in cell.items()}
     before = values.pop("from", None)
     parents = {trial.recipe.seed: (at, trial) for at, trial in trials if trial.cell == before}
@@ -226,7 +226,7 @@ def _trials(
 
 
 def missing_corpora(trials: Sequence[Trial]) -> list[Path]:
-    """Return the folders in which unfinished runs expect a token store, and that have none."""
+    """Return the folders of token stores that unfinished runs need and that do not exist."""
     folders = dict.fromkeys(trial.corpus for trial in trials if not trial.done)
     return [folder for folder in folders if not (folder / HEADER).is_file()]
 
@@ -238,20 +238,21 @@ def run_experiments(
     on_event: Callable[[Trial, str], None] | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> list[Trial]:
-    """Train the unfinished runs, each in its own process; return the runs that failed.
+    """Train the unfinished runs in separate processes; return the failed runs.
 
-    An interrupted run is resumed. Its output goes to ``log.txt`` in its folder.
+    An interrupted run is resumed. The output of a run is in ``log.txt`` in its folder.
 
     Parameters
     ----------
     trials
-        From `read_experiments`.
+        Runs from `read_experiments`.
     jobs
-        Number of simultaneous runs; None for one per GPU, or one. Each process sees one GPU.
+        Number of simultaneous runs; None for one run per GPU, or one run without GPUs. Each process
+        uses one GPU.
     on_event
         Called with ``training``, ``done`` or ``failed`` as each run begins and ends.
     on_progress
-        Called every few seconds while runs train; their ``step`` says how far they are.
+        Called every few seconds while runs train; see their ``step``.
 
     Raises
     ------
@@ -320,7 +321,7 @@ def run_experiments(
 
 
 def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | None) -> None:
-    """Wait for a process, and end it if this one is interrupted."""
+    """Wait for a process; if this process is interrupted, end the other."""
     try:
         while True:
             try:
@@ -335,7 +336,7 @@ def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | No
 
 
 def measured_speed(trials: Iterable[Trial]) -> float | None:
-    """Operations a second of the runs that have begun; None before any has timed its steps."""
+    """Return the operations a second of the running runs; None without measurements."""
     operations = seconds = 0.0
     for trial in trials:
         if trial.step:
@@ -358,7 +359,7 @@ def visible_gpus() -> list[str]:
 
 
 def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
-    """As `wqk_lab.runs.groups.comparable`, for finished runs of each goal, the earliest first."""
+    """Return `wqk_lab.runs.groups.comparable` for finished runs, by goal, the earliest first."""
     by_goal: dict[int, list[Run]] = {}
     for trial in trials:
         if trial.done:
@@ -367,10 +368,10 @@ def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
 
 
 def flops(recipe: Recipe, steps: int) -> float:
-    """Floating-point operations of this many steps, at 6 per weight and token.
+    """Return the floating-point operations of this many steps, at 6 per weight and token.
 
-    Embeddings are left out; the products of queries with keys and of scores with values count. Not
-    a number where the recipe has a configuration of its own.
+    Embeddings are left out; the products of queries with keys and of scores with values count. NaN
+    if the recipe has a custom configuration.
     """
     if recipe.config:
         return math.nan
@@ -381,6 +382,6 @@ def flops(recipe: Recipe, steps: int) -> float:
 
 
 def flops_left(trials: Iterable[Trial]) -> float:
-    """Floating-point operations that the unfinished runs still need."""
+    """Return the floating-point operations that the unfinished runs still need."""
     unfinished = (trial for trial in trials if not trial.done)
     return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)

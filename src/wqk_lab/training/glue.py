@@ -1,4 +1,4 @@
-"""Fine-tuning encoders on sentence tasks, over several seeds."""
+"""Fine-tuning of encoders on sentence tasks, over several seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wqk_lab.training.glue_tasks import SentenceTask, judge
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Fine-tuning with AdamW; the learning rate falls linearly after 6 % of warmup."""
+    """Settings of fine-tuning with AdamW; the learning rate falls linearly after 6 % of warmup."""
 
     epochs: int = 3
     learning_rate: float = 5e-5
@@ -40,7 +40,7 @@ class TaskResult:
     metrics: dict[str, tuple[float, ...]]
 
     def over_seeds(self, metric: str) -> Paired:
-        """Mean and interval of one metric."""
+        """Return mean and interval of one metric."""
         return paired(self.metrics[metric])
 
 
@@ -52,8 +52,8 @@ def fine_tune(
 ) -> TaskResult:
     """Fine-tune a model once per seed, and evaluate it on the validation split.
 
-    Texts are encoded as the tokenizer does or, if it adds no special tokens, between separators,
-    so that no two pairs are one input.
+    The tokenizer encodes texts. If it adds no special tokens, separators are put around texts, so
+    that different pairs are different inputs.
 
     A seed determines the new classifier's weights and the order of the rows. With one CPU thread,
     model, task, seed and software determine the result.
@@ -64,9 +64,9 @@ def fine_tune(
         A training run's folder, for its last checkpoint; a checkpoint's folder with its tokenizer;
         or a Hub id.
     task
-        From `wqk_lab.training.glue_tasks.read_task`.
+        Task from `wqk_lab.training.glue_tasks.read_task`.
     seeds
-        One fine-tuning for each.
+        Seeds, one fine-tuning for each seed.
     how
         Epochs, learning rate and sizes.
 
@@ -117,7 +117,8 @@ def differences(reference: TaskResult, candidate: TaskResult, metric: str) -> Pa
 def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
     """Combine runs of one initialization into a result with a value for each seed.
 
-    That is the run's mean over its fine-tunings, whose spread says nothing about other runs.
+    The value is the run's mean over its fine-tunings; the spread of fine-tunings does not describe
+    other runs.
 
     Examples
     --------
@@ -135,10 +136,10 @@ def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
 
 
 def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
-    """Group runs by initialization: their references by seed, for each initialization.
+    """Group runs by initialization: folders of the runs by seed, for each initialization.
 
-    RunError unless they are runs of two initializations of one recipe, with the same seeds and at
-    the same step.
+    Raises `RunError` unless the runs have two initializations of one recipe, with the same seeds
+    and at the same step.
     """
     runs = {str(model): open_run(model) for model in models}
     cells = starts(list(runs.values()), "glue with more than two models", penalties=True)
@@ -166,7 +167,7 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
 
 
 def load_classifier(folder: str, task: SentenceTask) -> tuple[Any, Any]:
-    """Tokenizer and classifier: a new head where the checkpoint has none for this task."""
+    """Return tokenizer and classifier; with a new head if the checkpoint has none for this task."""
     import transformers
 
     # An unknown name ends here at once, and not after many attempts.
@@ -192,7 +193,7 @@ def load_classifier(folder: str, task: SentenceTask) -> tuple[Any, Any]:
 
 
 def _mark_texts(tokenizer: Any, folder: str) -> None:
-    """Let a tokenizer put separators around texts, if it adds nothing that separates pairs."""
+    """Add separators around texts to a tokenizer that adds no token between pairs."""
     if tokenizer.num_special_tokens_to_add(pair=True) > 1:
         return
     first, between = tokenizer.cls_token or tokenizer.sep_token, tokenizer.sep_token

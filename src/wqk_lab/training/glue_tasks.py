@@ -1,8 +1,8 @@
-"""Tasks on sentences and pairs of sentences: their files, metrics and baselines.
+"""Tasks on sentences and pairs of sentences: files, metrics and baselines.
 
 A task is a folder with ``train.jsonl`` and ``validation.jsonl``, rows with ``sentence`` or
 ``sentence1`` and ``sentence2``, and ``label``: a class as a number from 0 or as a name, or a number
-to be predicted.
+to predict.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class SentenceTask:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics; tables with one number show the first."""
+        """Names of the metrics; a table with one number shows the first metric."""
         default = ("pearson", "spearman") if self.classes is None else ("accuracy",)
         return METRICS.get(self.name, default)
 
 
 def read_task(path: Path) -> SentenceTask:
-    """Read a folder with two splits, or one file of which every fifth row is held out.
+    """Read a folder with two splits, or one file with every fifth row held out.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def read_task(path: Path) -> SentenceTask:
 
 
 def _classes(labels: Sequence[float | str], path: Path) -> tuple[list[float], int | None]:
-    """Labels as numbers, and the number of classes: None for numbers to predict."""
+    """Return labels as numbers, and the number of classes; None for numbers to predict."""
     if any(isinstance(label, str) for label in labels):
         if not all(isinstance(label, str) for label in labels):
             raise CorpusError(f"{path}: labels must all be names, or all numbers; got both")
@@ -142,7 +142,7 @@ def _rows(path: Path) -> list[tuple[tuple[str, ...], float | str]]:
 def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
     """Return the task's metrics, from −1 or 0 to 1.
 
-    A correlation with predictions that are all equal is 0.
+    A correlation with constant predictions is 0.
 
     Examples
     --------
@@ -170,11 +170,11 @@ def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
 
 
 def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
-    """Baselines without a language model.
+    """Return the metrics of baselines without a language model.
 
     ``majority``: the most frequent class, or the mean. ``bag of words``: logistic (or ridge)
-    regression on the words and pairs of words that occur; of two sentences, also on the words that
-    both have and that only one has.
+    regression on the occurring words and pairs of words; for two sentences, also on the common
+    words and the words in only one sentence.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
 
 
 def _features(texts: tuple[str, ...]) -> list[str]:
-    """Words and pairs of words; of two texts, which words both have."""
+    """Return words and pairs of words; for two texts, also the common words."""
     features: list[str] = []
     bags = [text.lower().split() for text in texts]
     for number, bag in enumerate(bags):

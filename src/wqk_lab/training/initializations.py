@@ -1,7 +1,7 @@
-"""Starts that only the paper's experiments need: what its code did, its controls, and peers.
+"""Starts that only the paper's experiments need: starts of its code, controls, and related work.
 
-`wqk.initialize_` takes any record of `STARTS`. Two turn the queries into keys otherwise than those
-of the instrument do, and the published ones draw weights anew:
+`wqk.initialize_` accepts any record of `STARTS`. Two starts have further maps of queries to keys,
+and the published starts draw new weights:
 
 ============  ==========================================  ==========  ====  ===============
 turn          T                                           symmetry    tr T  norm
@@ -34,12 +34,12 @@ from wqk.live.initializing import (
 
 
 def negated(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the negated queries: every head's form is negative semidefinite."""
+    """Return the negated queries as keys: every head's form is negative semidefinite."""
     return -shared
 
 
 def paired(shared: Shared, order: np.ndarray) -> Shared:
-    """Each head's keys are its neighbor's queries; an odd last head is `indefinite`.
+    """Return the queries of the neighboring head as keys; an odd last head is `indefinite`.
 
     Examples
     --------
@@ -54,9 +54,10 @@ def paired(shared: Shared, order: np.ndarray) -> Shared:
 
 
 def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:
-    """Weights between ±1/√D, as a new ``nn.Linear`` draws them.
+    """Draw weights between ±1/√D, like a new ``nn.Linear``.
 
-    All roles are drawn and the given ones returned, so that starts of one seed draw equal values.
+    Weights of all roles are drawn, but only the requested roles are returned, so that starts of one
+    seed draw equal values.
 
     Examples
     --------
@@ -80,14 +81,15 @@ def mimetic(
 ) -> Weights:
     """Return queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
 
-    Of each head's D × D target, with entries of Z drawn from N(0, 1/D), the R largest singular
-    values are kept; each side takes their roots. Query heads that share a key head have different
-    targets: the first determines the key, and the other queries approximate theirs with that key.
+    The R largest singular values of each head's D × D target are kept, with entries of Z drawn from
+    N(0, 1/D); each side has the roots of these values. Query heads that share a key head have
+    different targets: the first head determines the key, and the remaining queries approximate
+    their targets with this key.
 
     Raises
     ------
     CheckpointError
-        A head is wider than the model, so that the target has too few singular values.
+        A head is wider than the model; the target then has too few singular values.
     """
     (heads, width, d), (key_heads, _, _) = shapes["query"], shapes["key"]
     if width > d:

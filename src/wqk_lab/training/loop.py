@@ -1,8 +1,8 @@
 """The training loop, on accelerate; imported late, because it needs PyTorch.
 
-All randomness is a function of the seed and a number, so the blocks, the masked tokens and the
-dropout of a step are the same after an interruption. Every process draws the blocks and random
-numbers of a whole batch and takes its own rows.
+All random numbers are a function of the seed and a step. Therefore the blocks, the masked tokens
+and the dropout of a step are the same after an interruption. Every process draws the blocks and
+random numbers of a whole batch, and uses its part of the rows.
 
 Axis letters: B batch, N tokens of a block.
 """
@@ -61,7 +61,7 @@ COMPILED = 2500
 
 
 def make_accelerator(recipe: Recipe, folder: Path, report_to: Sequence[str]) -> Accelerator:
-    """Device, precision and processes of a run: one GPU, unless torchrun starts more processes."""
+    """Return device, precision and processes: one GPU, unless torchrun starts more processes."""
     precision = available_precision(recipe.precision)
     AcceleratorState._reset_state()  # or all runs of a process would have the first's precision
     return Accelerator(
@@ -89,7 +89,8 @@ def run_loop(
 ) -> None:
     """Train a model in place, and write the run's files.
 
-    ``checkpoint`` is the step and the folder to resume from, ``seconds`` the training time before.
+    ``checkpoint`` contains the step and the folder to resume from; ``seconds`` is the earlier
+    training time.
     """
     model.to(accelerator.device)
     objective = Objective(
@@ -192,7 +193,7 @@ def run_loop(
 def pays_to_compile(recipe: Recipe) -> bool:
     """Return whether a run has enough passes for compiling to save time on a GPU.
 
-    By the whole recipe, so that a run that is resumed computes as it began.
+    The whole recipe decides, so that a resumed run computes in the same way as before.
 
     Examples
     --------
@@ -204,7 +205,7 @@ def pays_to_compile(recipe: Recipe) -> bool:
 
 
 class Learner(torch.nn.Module):  # type: ignore[misc]
-    """From blocks and random numbers to the mean loss, which compiles as one graph."""
+    """Module from blocks and random numbers to the mean loss; compiles as one graph."""
 
     def __init__(self, model: PreTrainedModel, objective: Objective) -> None:
         super().__init__()
@@ -212,12 +213,12 @@ class Learner(torch.nn.Module):  # type: ignore[misc]
         self.selection = RowSelection(model)
 
     def forward(self, blocks: torch.Tensor, draws: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Mean loss of blocks (B, N), in nats per predicted token."""
+        """Return the mean loss of blocks (B, N), in nats per predicted token."""
         return loss_of(self.model, self.selection, self.objective.task(blocks, draws))
 
 
 def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices, not on biases and norms."""
+    """Return AdamW with weight decay on matrices, without decay on biases and norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [
@@ -228,7 +229,7 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimi
 
 
 def learning_rate(recipe: Recipe, done: int) -> float:
-    """Return the learning rate of the update that follows ``done`` others.
+    """Return the learning rate of the update after ``done`` updates.
 
     Examples
     --------
@@ -252,10 +253,10 @@ def training_batches(
     begin: int,
     end: int,
 ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
-    """Blocks and draws of each batch from step ``begin`` to ``end``: this process's rows.
+    """Yield this process's blocks and random numbers of each batch, from ``begin`` to ``end``.
 
     A thread reads the next blocks while the device works; for a GPU, into pinned memory, so that
-    copying them need not wait.
+    the copy is asynchronous.
     """
     rows = TokenRows.of(store, "train", recipe)
     device = accelerator.device
@@ -286,7 +287,7 @@ def training_batches(
 def held_out_loss(
     accelerator: Accelerator, learner: Learner, recipe: Recipe, store: TokenStore
 ) -> float:
-    """Mean loss in nats over held-out rows; rows and masks are always the same."""
+    """Return the mean loss in nats over held-out rows; rows and masks are always the same."""
     blocks = TokenRows.of(store, "held_out", recipe).spaced(recipe.held_out_blocks)
     objective, generator = learner.objective, torch.Generator(accelerator.device)
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
@@ -322,7 +323,7 @@ class MetricsLog:
         self._latest: dict[str, float] = {}
 
     def add_training(self, step: int, rate: float, loss: float, penalty: float) -> None:
-        """Add the means since the previous entry, and the totals; RunError if one is not finite."""
+        """Add means since the previous entry, and totals; `RunError` for non-finite means."""
         recipe = self._recipe
         if not math.isfinite(loss + penalty):
             raise RunError(
@@ -354,7 +355,7 @@ class MetricsLog:
             )
 
     def add_scores(self, step: int, medians: dict[str, float]) -> None:
-        """Log the monitor's medians; it writes its own files."""
+        """Log the medians of the monitor, which writes scores to separate files."""
         self._latest |= medians
         if medians:
             self._accelerator.log(medians, step=step)

@@ -1,4 +1,4 @@
-"""Models: transformers' own, new for a recipe and a vocabulary, or in a run's checkpoints.
+"""Models of transformers: new for a recipe and a vocabulary, or from a run's checkpoints.
 
 Checkpoints appear and disappear atomically, and include their tokenizer.
 """
@@ -49,11 +49,11 @@ TOKEN_NAMES = {
 def build_model(
     recipe: Recipe, vocabulary_size: int, special: Mapping[str, int]
 ) -> PreTrainedModel:
-    """Return a new model with weights from the recipe's seed; ``init`` is not applied here.
+    """Return a new model with weights from the recipe's seed, without the initialization ``init``.
 
     An encoder and a decoder of one architecture and seed start with equal weights and differ only
-    in the causal mask. RunError if transformers has no such model, or if it has fewer positions
-    than a block has tokens.
+    in the causal mask. Raises `RunError` if transformers lacks the model, or if the model has fewer
+    positions than a block has tokens.
     """
     with required_by("training"):
         import torch
@@ -79,7 +79,7 @@ def build_model(
 
 
 def available_precision(precision: str) -> str:
-    """Return the precision if the device supports it; float32 on a CPU, which is reproducible."""
+    """Return the precision if the device supports it; float32 on a CPU, for reproducibility."""
     import torch
 
     if not torch.cuda.is_available() or (
@@ -90,7 +90,7 @@ def available_precision(precision: str) -> str:
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """Return a transformers configuration from a JSON file; RunError if there is none."""
+    """Return a transformers configuration from a JSON file; `RunError` for other files."""
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -123,7 +123,7 @@ def _configuration(recipe: Recipe) -> dict[str, Any]:
 
 
 def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
-    """Return the model of the user's configuration, with this vocabulary."""
+    """Return the model of the user's configuration, with a given vocabulary."""
     import transformers
 
     values = {**(recipe.config or {}), **tokens, "is_decoder": recipe.mode == "decoder"}
@@ -166,7 +166,7 @@ def save_checkpoint(
 ) -> None:
     """Add a checkpoint to a run's folder, and remove earlier ones that the recipe does not keep.
 
-    ``state`` has the states of optimizer and scaler by file name, None if there is no scaler.
+    ``state`` contains the states of optimizer and scaler by file name; None without a scaler.
     """
     import torch
     from safetensors import SafetensorError
@@ -201,7 +201,7 @@ def save_checkpoint(
 def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
     """Load a checkpoint's weights into a model, in place; return the other states by file name.
 
-    RunError if its files are damaged, or hold other tensors than the model's.
+    Raises `RunError` if the files are damaged, or contain other tensors than the model.
     """
     import torch
 
@@ -226,12 +226,12 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def clear_staging(folder: Path) -> None:
-    """Remove what a killed run has left half written or half removed."""
+    """Remove incomplete files of a killed run."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
 
 
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
-    """Remove earlier checkpoints, or, of those that the recipe keeps, the states for resuming."""
+    """Remove earlier checkpoints; if the recipe keeps them, only their states for resuming."""
     staging = folder / STAGING
     for step, path in checkpoints_in(folder):
         if step >= newest or recipe.keep_checkpoints == "all":
@@ -246,7 +246,7 @@ def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
 
 
 def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
-    """Return the files that transformers' AutoTokenizer needs in a checkpoint's folder, by name."""
+    """Return the files that AutoTokenizer needs in a checkpoint's folder, by name."""
     from tokenizers import Tokenizer
 
     try:

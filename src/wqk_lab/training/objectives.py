@@ -1,7 +1,7 @@
-"""Batches: rows of tokens, what a model sees of them, and which tokens it predicts where.
+"""Batches: rows of tokens, the visible tokens of a model, and the tokens to predict.
 
-A batch is a function of the seed and its number alone, so a run that resumes after an interruption,
-or on more processes, sees the same rows, with the same masks, in the same order.
+A batch is a function only of the seed and its number. Therefore a run that resumes after an
+interruption, or with more processes, reads the same rows, with the same masks, in the same order.
 
 Axis letters: B batch, N tokens of a row, K chosen tokens of a row, P predictions.
 """
@@ -54,7 +54,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, store: TokenStore, split: str, recipe: Recipe) -> TokenRows:
-        """Return the rows that a recipe makes of a split; documents need a padding token."""
+        """Return the rows of a split for a recipe; documents need a padding token."""
         if recipe.rows == "blocks":
             return cls(store.tokens(split), recipe.block)
         if "padding" not in store.special:
@@ -67,7 +67,7 @@ class TokenRows:
 
     @property
     def count(self) -> int:
-        """Number of different rows; CorpusError if there is not even one."""
+        """Number of different rows; `CorpusError` if there is none."""
         if self.documents is not None and len(self.documents) > 1:
             return len(self.documents) - 1
         if self.documents is not None or len(self.tokens) < self.block:
@@ -78,12 +78,12 @@ class TokenRows:
         return len(self.tokens) - self.block + 1
 
     def drawn(self, batch: int, *, seed: int, index: int) -> npt.NDArray[np.int64]:
-        """Batch number ``index``, (B, N): rows drawn at random, all equally likely."""
+        """Return batch number ``index``, (B, N): rows drawn at random with equal probability."""
         generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
         return self._take(generator.integers(self.count, size=batch))
 
     def spaced(self, most: int) -> npt.NDArray[np.int64]:
-        """At most this many different rows, evenly spaced; always the same ones."""
+        """Return at most this many different rows, evenly spaced, and always the same rows."""
         number = min(most, self.count)
         return self._take(np.linspace(0, self.count - 1, number).round().astype(np.int64))
 
@@ -122,16 +122,17 @@ class Task(NamedTuple):
 class Objective:
     """A training objective with its parameters.
 
-    ``masked`` predicts masked tokens from both sides, equally many in every block. ``causal``
-    predicts each next token. ``masked-next`` predicts the next token wherever it is masked, as the
-    published decoders were trained: a collator for masked language models with a causal model,
-    whose labels are shifted by one. The first token, which nothing precedes, is never chosen.
+    ``masked`` predicts masked tokens from both sides, with an equal number in every block.
+    ``causal`` predicts each next token. ``masked-next`` predicts the next token only if it is
+    masked, as in the training of the published decoders: a collator for masked language models with
+    a causal model, which shifts labels by one. The first token has no preceding token, and is never
+    chosen.
 
-    With the corruption ``mask``, all chosen tokens become the mask token; with ``bert``, 80 % do,
-    10 % become random tokens, and 10 % stay as they are.
+    With the corruption ``mask``, all chosen tokens become the mask token; with ``bert``, 80 %
+    become the mask token, 10 % become random tokens, and 10 % are not changed.
 
-    Random numbers are drawn separately, so that `task` is a pure function, which compiles as one
-    graph, and so that a process can take its own rows of a batch's draws.
+    Random numbers are drawn separately. Therefore `task` is a pure function that compiles as one
+    graph, and a process can use its rows of a batch's random numbers.
     """
 
     name: str
@@ -156,7 +157,7 @@ class Objective:
         return order, fate, torch.randint(self.vocabulary_size, chosen, **on)
 
     def task(self, blocks: Tensor, draws: tuple[Tensor, ...]) -> Task:
-        """Return the task for blocks (B, N), from as many rows of `draw`."""
+        """Return the task for blocks (B, N), from the same number of rows of `draw`."""
         import torch
 
         block, first = blocks.shape[1], self._first
@@ -194,7 +195,7 @@ class Objective:
 
 
 def _flat(positions: Tensor, blocks: Tensor) -> Tensor:
-    """Positions within blocks, (B, K), as rows of the flattened batch, (B·K,)."""
+    """Return positions within blocks, (B, K), as rows of the flattened batch, (B·K,)."""
     import torch
 
     batch, block = blocks.shape
@@ -205,8 +206,8 @@ def _flat(positions: Tensor, blocks: Tensor) -> Tensor:
 class RowSelection:
     """Passes only the predicted rows to a model's language-model head.
 
-    A hook on the base model's output; head and model stay transformers' own. Logits come out as
-    (1, P, vocabulary), and for all rows while ``rows`` is None.
+    This is a hook on the base model's output; head and model do not change. Logits are (1, P,
+    vocabulary); if ``rows`` is None, logits are for all rows.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -221,7 +222,7 @@ class RowSelection:
 
 
 def loss_of(model: Any, selection: RowSelection, task: Task) -> Tensor:
-    """Mean cross-entropy in nats per predicted token."""
+    """Return the mean cross-entropy in nats per predicted token."""
     import torch
 
     selection.rows = task.rows

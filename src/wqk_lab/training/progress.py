@@ -1,4 +1,4 @@
-"""Progress of a training run, for those who watch it."""
+"""Progress of a training run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Steps done, and the latest losses, speed and score, each None until it is known."""
+    """Finished steps, and the latest losses, speed and score; unknown values are None."""
 
     steps_done: int  #: Updates so far.
     steps: int  #: Updates of the whole run.

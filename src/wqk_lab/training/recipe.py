@@ -1,4 +1,4 @@
-"""Recipes: everything that determines the numbers of a training run, as data.
+"""Recipes: all settings that determine the numbers of a training run, as data.
 
 >>> recipe = make_recipe("fast", mode="decoder", steps=1000)
 >>> recipe.objective, recipe.width, recipe.warmup
@@ -55,7 +55,7 @@ NO_START = {"init": "random", "init_head_norm": None, "init_norm": None, "init_v
 
 
 def _stream_width(chosen: Mapping[str, Any]) -> float:
-    """Width of the model, from the recipe or its configuration."""
+    """Return the width of the model, from the recipe or its configuration."""
     config = chosen["config"] or {}
     named = [chosen["width"], *(config.get(name) for name in ("hidden_size", "n_embd", "d_model"))]
     widths = (width for width in named if isinstance(width, int) and width > 0)
@@ -63,7 +63,7 @@ def _stream_width(chosen: Mapping[str, Any]) -> float:
 
 
 def _times(number: int) -> Callable[[Mapping[str, Any]], int]:
-    """Return the interval, in steps, of what happens this many times in a run."""
+    """Return a formula for the interval in steps of ``number`` events in a run."""
     return lambda chosen: max(1, chosen["steps"] // number)
 
 
@@ -252,7 +252,7 @@ class Recipe:
 
     @property
     def batches_before(self) -> int:
-        """Batches drawn by the runs that this one continues, after which its own begin."""
+        """Number of batches drawn by the parent runs; this run draws the following batches."""
         if self.parent is None:
             return 0
         before = Recipe.from_json(self.parent["recipe"])
@@ -260,7 +260,7 @@ class Recipe:
 
     @property
     def kept_steps(self) -> set[int]:
-        """Steps whose checkpoints are kept."""
+        """Steps with checkpoints to keep."""
         if self.keep_checkpoints == "all":
             return {0, *range(0, self.steps, self.save_every), self.steps}
         if self.keep_checkpoints == "spaced":
@@ -270,7 +270,7 @@ class Recipe:
 
     @property
     def saved_steps(self) -> set[int]:
-        """Steps after which a checkpoint is saved, to keep or only to resume from."""
+        """Steps with checkpoints, to keep or only to resume from."""
         return {*range(self.save_every, self.steps, self.save_every), *self.kept_steps}
 
 
@@ -281,21 +281,21 @@ def differences(before: Recipe, after: Recipe) -> list[str]:
 
 
 def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
-    """Return a preset's recipe with your own values, from which its formulas compute the others.
+    """Return a preset's recipe with overrides; formulas of the preset compute all other values.
 
     Parameters
     ----------
     preset
         ``paper`` (Appendix S2.3 and Table S1) or ``fast``.
     size
-        ``mini``, ``base`` or ``large``; the preset's own (``base``, ``mini``) if not given.
+        ``mini``, ``base`` or ``large``; by default, the size of the preset (``base``, ``mini``).
     overrides
         Any fields of `Recipe`.
 
     Raises
     ------
     RunError
-        There is no such preset, size or field, or a value is wrong.
+        The preset, the size or a field is unknown, or a value is wrong.
 
     Examples
     --------
@@ -323,7 +323,7 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
 
 
 def given_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None; RunError if one is of no field of a recipe."""
+    """Return the values that are not None; `RunError` for a field that recipes lack."""
     names = [entry.name for entry in fields(Recipe)]
     fields_given = {name: value for name, value in values.items() if value is not None}
     if odd := [name for name in fields_given if name not in names]:
@@ -341,7 +341,7 @@ def _wrong(message: str) -> RunError:
 
 
 def _step_list(text: str) -> list[int] | None:
-    """``0,100`` as numbers; None for any other text."""
+    """Return the numbers in a text such as ``0,100``; None for any other text."""
     pieces = [piece.strip() for piece in text.split(",")]
     if not all(piece.isdecimal() for piece in pieces):
         return None

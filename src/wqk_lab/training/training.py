@@ -1,4 +1,4 @@
-"""One training run, from a recipe and a token store to a run's directory."""
+"""One training run, from a recipe and a token store to a run's folder."""
 
 from __future__ import annotations
 
@@ -46,24 +46,25 @@ def train(
     r"""Train a model into a run's folder, or resume an interrupted run.
 
     In one process on a CPU, recipe, corpus, software, processor and number of threads determine
-    every bit of the result, whatever the interruptions. Under torchrun, every process makes the
-    same call; each processes its share of every batch, and the first one writes.
+    every bit of the result, also after interruptions. Under torchrun, every process makes the same
+    call, and processes its share of every batch; the first process writes.
 
     Parameters
     ----------
     recipe
-        How to train; None, when resuming, for the run's own.
+        Recipe; None, when resuming, for the recipe of the run.
     corpus
-        A token store's folder; None, when resuming, for the run's own, or the parent's.
+        Folder of a token store; None for the corpus of the run when resuming, or for the corpus of
+        the parent.
     folder
         The run's folder, created unless the run is resumed.
     parent
-        The folder of the run that a new one continues; its recipe is one of
+        Folder of the run that a new run continues; ``recipe`` is then a result of
         `wqk_lab.training.conversion.continued`.
     resume
-        Resume from the last checkpoint, or start over if there is none.
+        Whether to resume from the last checkpoint; without a checkpoint, the run starts again.
     stop
-        Stop after this step, with a checkpoint to resume from; the schedule is that of all steps.
+        Step to stop after, with a checkpoint to resume from; the schedule is for all steps.
     report_to
         Trackers of accelerate, such as ``tensorboard``, besides the run's own files.
     on_progress
@@ -72,13 +73,13 @@ def train(
     Raises
     ------
     RunError
-        The folder already contains a run, or, when resuming, no run or one with another recipe or
-        corpus; the parent is not the recipe's or not finished; the corpus has another tokenizer;
-        another process is training there; or the loss is no longer finite.
+        The folder already contains a run, or, when resuming, no run or a run with another recipe or
+        corpus; the parent is not the parent in the recipe, or is not finished; the corpus has
+        another tokenizer; another process trains in the folder; or the loss is no longer finite.
     CorpusError
         The token store cannot be used.
     UnknownFamily
-        No family says which weights of the model are queries and keys.
+        The queries and keys of the model are unknown.
     MissingPackage
         torch, transformers or accelerate is not installed.
 
@@ -188,7 +189,7 @@ def train(
 def _parent(
     recipe: Recipe | None, parent: str | PathLike[str] | None, folder: Path, resume: bool
 ) -> Parent | None:
-    """Return the run to take the weights from, for a new run and for one that starts over."""
+    """Return the run that supplies the weights, for a new run and for a run that starts again."""
     from wqk_lab.training.conversion import open_parent
 
     if resume:
@@ -222,7 +223,7 @@ def _parent(
 def _recipe_and_store(
     recipe: Recipe | None, corpus: str | PathLike[str] | None, folder: Path, resume: bool
 ) -> tuple[Recipe, TokenStore]:
-    """Return the recipe and the corpus; if resuming, the run's own."""
+    """Return the recipe and the corpus; when resuming, of the run."""
     from wqk_lab.training.corpus.store import TokenStore
 
     if not resume:
@@ -290,7 +291,7 @@ def _initialization(change: LayerChange) -> dict[str, Any]:
 
 
 def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
-    """All that determines a run's bits besides its recipe and corpus."""
+    """Return all facts that determine a run's bits besides its recipe and corpus."""
     import accelerate  # type: ignore[import-untyped]
     import torch
     import transformers
@@ -326,7 +327,7 @@ def _processor() -> str:
 
 
 def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warn that a run is resumed in another environment than it was begun in."""
+    """Warn if a run is resumed in another environment than at its beginning."""
     changed = [
         f"{name} {now[name]} instead of {before[name]}"
         for name in now

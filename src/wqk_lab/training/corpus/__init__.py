@@ -1,4 +1,4 @@
-"""Text as tokens: how a corpus is built, and the store that training reads from."""
+"""Text as tokens: building a corpus, and the store that training reads."""
 
 import lazy_loader
 

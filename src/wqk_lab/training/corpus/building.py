@@ -1,7 +1,7 @@
-"""Building a token store from text: read, hold out, learn, tokenize, write.
+"""Build a token store from text: read, hold out, learn, tokenize, write.
 
-Documents are copied into shards of about equal size, in a folder next to the store that is removed
-in the end, and each shard is tokenized on its own, so that a build uses all cores.
+Documents are copied into shards of about equal size, in a temporary folder next to the store.
+Shards are tokenized separately, so that a build uses all cores.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SHARD_SCHEMA = {
 
 @dataclass(frozen=True)
 class CorpusProgress:
-    """Progress of a build, and what this call has processed in the stage."""
+    """Progress of a build, and of the present stage."""
 
     stage: str  #: ``reading``, ``learning``, ``tokenizing`` or ``writing``.
     documents: int = 0
@@ -93,11 +93,11 @@ def build_corpus(
     folder
         Folder of the store; it appears once complete.
     options
-        How the text becomes tokens; by default, words of a learned vocabulary.
+        Options for tokens; by default, words of a learned vocabulary.
     jobs
-        Number of threads, by default that of the cores; the store does not depend on it.
+        Number of threads, by default the number of cores; the store does not depend on this number.
     on_progress
-        Called with the progress from time to time.
+        Called with the progress repeatedly.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def build_corpus(
         The text cannot be read, there are too few documents to hold some out, or the folder exists
         already or cannot be written.
     MissingPackage
-        The tokenizers library, or another that a format needs, is not installed.
+        The tokenizers library, or a library for a format, is not installed.
     OutputError
         The disk is full.
 
@@ -156,9 +156,9 @@ def build_corpus(
 
 
 def _usual_document(sources: Sequence[TextSource], options: CorpusOptions) -> str:
-    """Return how plain text is split by default.
+    """Return the default way to split plain text into documents.
 
-    A file is a document. A single file is split into paragraphs, some of which can be held out.
+    Each file is a document. A single file is split into paragraphs, so that some can be held out.
     """
     files = [file for source in sources for file in source.files]
     is_single = len(files) == len(sources) == 1 and ending(files[0]) == ".txt"
@@ -166,12 +166,12 @@ def _usual_document(sources: Sequence[TextSource], options: CorpusOptions) -> st
 
 
 def _documents(folder: Path) -> list[Path]:
-    """Return the shards of documents of a build, in order; the tokens of a shard lie next to it."""
+    """Return the shards of documents of a build, in order; tokens are next to their shard."""
     return sorted(folder.glob("*.texts"))
 
 
 def _load(path: Path, *columns: str) -> pl.DataFrame:
-    """Columns of a shard, or of its tokens, by default all."""
+    """Return columns of a shard, or of its tokens; by default, all columns."""
     return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
 
 
@@ -185,7 +185,7 @@ def _save(path: Path, frame: pl.DataFrame) -> None:
 def _gather(
     work: Path, sources: Sequence[TextSource], options: CorpusOptions, tell: Tell
 ) -> list[dict[str, Any]]:
-    """Copy the documents into shards; return each source's name and counts."""
+    """Copy the documents into shards; return the name and the counts of each source."""
     progress = CorpusProgress("reading")
     tell(progress)
     done: list[pl.DataFrame] = []
@@ -209,7 +209,7 @@ def _gather(
 
 
 def _shards(sources: Sequence[TextSource], options: CorpusOptions) -> Iterator[pl.DataFrame]:
-    """Shards of the documents, up to the limits."""
+    """Yield shards of the documents, up to the limits."""
     documents = characters = 0
     most_documents = options.max_documents or float("inf")
     most_characters = options.max_characters or float("inf")
@@ -233,7 +233,7 @@ def _shards(sources: Sequence[TextSource], options: CorpusOptions) -> Iterator[p
 
 
 def _held_out(work: Path, options: CorpusOptions) -> int:
-    """Return the hash below which documents are held out."""
+    """Return the limit of hashes: documents with smaller hashes are held out."""
     hashes = np.concatenate([_load(shard, "hash")["hash"] for shard in _documents(work)])
     count = options.count_held_out(len(hashes))
     distinct = np.unique(hashes)
@@ -254,7 +254,7 @@ def _held_out(work: Path, options: CorpusOptions) -> int:
 def _make_tokenizer(
     work: Path, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
 ) -> str:
-    """Return the requested tokenizer; if it is learned, then from training text alone."""
+    """Return the requested tokenizer; a new tokenizer is learned only from training text."""
     tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
@@ -294,7 +294,7 @@ def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
 
 
 def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[TokenChunk]:
-    """All tokens of a split, shard by shard."""
+    """Yield all tokens of a split, shard by shard."""
     in_split = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
     for shard in _documents(work):
         frame = _load(shard, "hash", "length").hstack(_load(shard.with_suffix(".tokens")))

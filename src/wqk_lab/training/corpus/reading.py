@@ -1,8 +1,8 @@
 """Sources of text: files, folders, Hub data sets, and the named corpora.
 
-`datasets` reads CSV, Parquet and the Hub. Plain text and JSON Lines are read here, line by line: a
-line's length is bounded, columns besides the text may change type, and a lone surrogate does
-not invalidate the file.
+`datasets` reads CSV, Parquet and the Hub. Plain text and JSON Lines are read here, line by line:
+the length of a line is limited, other columns than the text may change type, and a single surrogate
+does not invalidate the file.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SECONDS = 5
 
 @dataclass(frozen=True)
 class TextSource:
-    """One of the texts of a corpus: local files in reading order, or how to load it from the Hub.
+    """A text of a corpus: local files in reading order, or arguments for loading it from the Hub.
 
-    The name is that of the header, without local folders.
+    The name appears in the header, without local folders.
     """
 
     name: str
@@ -56,7 +56,7 @@ class TextSource:
 
 
 def find_source(text: str, subset: str | None, split: str | None) -> TextSource:
-    """Return the source that a command-line argument names; CorpusError if it names none.
+    """Return the source for a command-line argument; `CorpusError` if there is none.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def find_source(text: str, subset: str | None, split: str | None) -> TextSource:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return the text files of a folder and those below it, but for hidden ones."""
+    """Return the text files of a folder and its nested folders, without hidden files."""
     inside = (path for path in folder.rglob("*") if is_readable(path) and path.is_file())
     hidden = re.compile(r"(^|/)\.")
     files = sorted(p for p in inside if not hidden.search(p.relative_to(folder).as_posix()))
@@ -123,7 +123,7 @@ def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[
 
 
 def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
-    """Raise CorpusError if there is no response; the libraries would retry for half a minute."""
+    """Raise `CorpusError` without a network; the libraries would retry for half a minute."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:  # what is in the cache can be read
@@ -137,10 +137,10 @@ def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
 
 
 def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
-    r"""Yield the texts of a file, in order; CorpusError if a text is unreadable or too long.
+    r"""Yield the texts of a file in order; `CorpusError` for an unreadable or too long text.
 
-    ``field`` names the text in JSON, CSV and Parquet; ``document`` says what a document is in
-    plain text: the ``file``, a ``paragraph`` between blank lines, or a ``line``.
+    ``field`` is the name of the text in JSON, CSV and Parquet; ``document`` is the unit of
+    documents in plain text: the ``file``, a ``paragraph`` between blank lines, or a ``line``.
 
     Examples
     --------
@@ -176,8 +176,8 @@ def read_rows(
 ) -> Iterator[str]:
     """Yield a column of text from a data set, streamed by the datasets library.
 
-    ``what`` and ``advice`` begin and end the message if it cannot be read; ``builder``, ``split``
-    and ``options`` are those of `datasets.load_dataset`.
+    ``what`` and ``advice`` are the beginning and the end of the error message; ``builder``,
+    ``split`` and ``options`` are arguments of `datasets.load_dataset`.
     """
     with required_by(f"{kind}:"):
         import datasets  # type: ignore[import-untyped]
@@ -199,7 +199,7 @@ def is_readable(path: Path) -> bool:
 
 
 def ending(path: Path) -> str:
-    """Return the file name's ending for the format, without that for compression.
+    """Return the file name's ending for the format, without the ending for compression.
 
     Examples
     --------
@@ -284,7 +284,7 @@ def _too_long(path: Path, kind: str, advice: str) -> CorpusError:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence the library's progress bars and log lines; failures are reported by one error."""
+    """Hide the library's progress bars and log lines; failures are reported as one error."""
     import logging
 
     import datasets

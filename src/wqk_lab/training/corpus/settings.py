@@ -1,4 +1,4 @@
-"""Options of a corpus: everything besides the text that determines its tokens."""
+"""Options of a corpus: all settings besides the text that determine its tokens."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class CorpusOptions:
 
     @property
     def vocabulary_file(self) -> Path | None:
-        """The local file with the vocabulary or the tokenizer, if one was given."""
+        """The local file with the vocabulary or the tokenizer; None without a file."""
         named = self.tokenizer if self.tokenizer is not None else self.vocabulary
         if not isinstance(named, str) or (named == self.tokenizer and not Path(named).exists()):
             return None

@@ -97,12 +97,12 @@ class TokenStore:
         Parameters
         ----------
         folder
-            As written by ``wqk lab corpus``.
+            Folder written by ``wqk lab corpus``.
 
         Raises
         ------
         CorpusError
-            There is no store, or it is damaged. `verify` checks the contents.
+            The store does not exist, or is damaged. `verify` checks the contents.
         """
         store = _read(Path(folder))
         for split in SPLITS:
@@ -120,7 +120,7 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all that a model sees: 64 digits, equal for stores with the same data."""
+        """SHA-256 of all data that a model reads: 64 digits, equal for equal data."""
         content = {k: v for k, v in asdict(self).items() if k not in ("folder", "about")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -143,17 +143,17 @@ class TokenStore:
         Raises
         ------
         CorpusError
-            There is no such split, or the file is missing.
+            The split does not exist, or the file is missing.
         """
         return self._map(split, "tokens")
 
     def documents(self, split: str = "train") -> NDArray[np.int64]:
-        """Offsets at which the documents of a split begin, followed by its end.
+        """Return the offsets of the documents of a split, followed by the end of the split.
 
         Raises
         ------
         CorpusError
-            There is no such split, or the offsets do not ascend from 0 to its end.
+            The split does not exist, or the offsets do not ascend from 0 to the end of the split.
         """
         offsets = self._map(split, "documents")
         end = self.splits[split].tokens
@@ -164,10 +164,10 @@ class TokenStore:
         return offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of some tokens; special ones appear by name, such as ``[SEP]``.
+        """Return the text of some tokens; special tokens appear by name, such as ``[SEP]``.
 
-        Characters are restored exactly, except those outside the alphabet; words as WordPiece
-        normalizes them.
+        Characters are restored exactly, except characters outside the alphabet; words are
+        normalized by WordPiece.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class TokenStore:
         return self.folder / f"{split}.{kind}"
 
     def _format(self, split: str, kind: str) -> tuple[np.dtype[Any], int]:
-        """Type and number of what the file of a split's ``tokens`` or ``documents`` holds."""
+        """Return type and number of entries of a split's file of ``tokens`` or ``documents``."""
         if split not in self.splits:
             raise CorpusError(f"{split!r}: no such split; splits are {', '.join(SPLITS)}")
         if kind == "tokens":
@@ -247,7 +247,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits; CorpusError if it cannot be read."""
+    """Return the SHA-256 of a file, in hexadecimal digits; `CorpusError` if unreadable."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -256,7 +256,7 @@ def sha256(path: Path) -> str:
 
 
 def _read(folder: Path) -> TokenStore:
-    """Return the store that a folder's header describes; CorpusError if it is missing or wrong."""
+    """Return the store described in a folder's header; `CorpusError` for a wrong header."""
     path = folder / HEADER
     try:
         with path.open("rb") as file:

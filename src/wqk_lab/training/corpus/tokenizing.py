@@ -1,4 +1,4 @@
-"""Tokenizers for a corpus, learned or given, each as the content of a tokenizer.json, and encoding.
+"""Tokenizers for a corpus, learned or given, as the content of a tokenizer.json, and encoding.
 
 The tokenizers library learns words, reads given tokenizers, and encodes with both. Characters are
 counted and looked up in a table.
@@ -68,7 +68,7 @@ def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
 def learn_words(
     texts: Callable[[], Iterable[list[str]]], size: int, lower: bool, *, threads: bool
 ) -> str:
-    """Return a WordPiece tokenizer whose vocabulary is learned from the text, deterministically.
+    """Return a WordPiece tokenizer with a vocabulary learned from the text, deterministically.
 
     ``texts`` is called twice. The vocabulary is smaller than ``size`` if the text has too few
     words.
@@ -109,7 +109,7 @@ def read_words(path: Path, lower: bool) -> str:
 
 
 def read_tokenizer(text: str) -> str:
-    """Return a tokenizer from a ``tokenizer.json``, or from a Hub model that has one."""
+    """Return a tokenizer from a ``tokenizer.json``, or from a Hub model with a tokenizer."""
     library, path = _library().Tokenizer, Path(text)
     try:
         if path.exists():
@@ -129,7 +129,7 @@ def read_tokenizer(text: str) -> str:
 
 
 def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
-    """Ids of the special tokens by role, and the number of ids.
+    """Return the ids of the special tokens by role, and the number of ids.
 
     Examples
     --------
@@ -164,7 +164,7 @@ class Encoder:
         self._encode: Encode = encode(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> TokenChunk:
-        """Tokens of each text, followed by the separator where there is one."""
+        """Return the tokens of each text, each text followed by the separator, if any."""
         pieces = [np.concatenate([ids, self._end]) for ids in self._encode(texts)]
         tokens = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
         lengths = np.array([len(piece) for piece in pieces], np.int64)
@@ -229,7 +229,7 @@ def library_threads(allowed: bool) -> Iterator[None]:
 
 
 def _character_normalizer() -> Any:
-    """BERT's normalization of capitals and accents, without its other steps."""
+    """Return BERT's normalization of capitals and accents, without its other steps."""
     return _library().normalizers.BertNormalizer(
         clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=True
     )
@@ -265,7 +265,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 def _most_common(counts: NDArray[np.int64], size: int) -> list[str]:
-    """Characters that occur, the most common first, ties by code point."""
+    """Return the occurring characters, the most common first, ties by code point."""
     order = np.argsort(-counts, kind="stable")[:size]
     return [chr(code) for code in order if counts[code]]
 

@@ -1,4 +1,4 @@
-"""Writing a token store: chunks of tokens to a folder that appears atomically."""
+"""Write a token store: chunks of tokens to a folder that appears atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenChunk:
-    """Consecutive documents."""
+    """Tokens of consecutive documents."""
 
     tokens: NDArray[np.integer[Any]]  #: Ids in one dimension, separators included.
     lengths: NDArray[np.integer[Any]]  #: Tokens of each document; they add up to all tokens.
@@ -54,7 +54,7 @@ def write_store(
     Parameters
     ----------
     folder
-        Must be new or empty.
+        Folder of the store, new or empty.
     splits
         Chunks of ``train`` and of ``held_out``; a missing split is empty.
     unit, vocabulary_size, special, about
@@ -65,7 +65,7 @@ def write_store(
     Raises
     ------
     CorpusError
-        An id is not smaller than the vocabulary, lengths do not add up, the folder exists, or it
+        An id is not smaller than the vocabulary, lengths do not add up, or the folder exists or
         cannot be written.
 
     Examples
@@ -114,7 +114,7 @@ def write_store(
 def _write_split(
     folder: Path, name: str, chunks: Iterable[TokenChunk], vocabulary_size: int
 ) -> Split:
-    """Both files of a split, chunk by chunk."""
+    """Write both files of a split, chunk by chunk."""
     dtype = token_dtype(vocabulary_size)
     total = documents = characters = 0
     paths = folder / f"{name}.tokens", folder / f"{name}.documents"
