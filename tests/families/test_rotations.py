@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 
 import torch
 import transformers
+from tests import small
 from tests.families.proving import edit_config, edit_tensors
 from tools.deriving import building
 from tools.deriving.probing import record_type
@@ -203,6 +204,20 @@ V4_FILE = {
     "compress_rope_theta": 5000,
     "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64},
 }
+
+
+@pytest.mark.parametrize("trained", [2048, 4096])
+def test_the_turns_that_yarn_keeps_by_default_are_those_of_transformers(trained: int) -> None:
+    """Of 128 dimensions, 32 and 33 turns within 2048 tokens end at different pairs."""
+    parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    parameters["original_max_position_embeddings"] = trained
+    sizes = {"head_dim": 128, "max_position_embeddings": 4 * trained}
+    config = transformers.LlamaConfig(**sizes, rope_parameters=parameters)
+    rotary_class = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
+    expected = rotary_class(config).inv_freq
+    model = small.llama(layers=1, head_width=128, rope_parameters=parameters, **sizes)
+    (plan,) = wqk.open(model).plans
+    np.testing.assert_allclose(plan.rotary.frequencies, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("of_publisher", [True, False])

@@ -174,7 +174,7 @@ def test_cells_of_one_name_and_runs_that_end_apart_are_errors(tmp_path: Path) ->
     for conflicting, message in (
         (
             make_run(tmp_path / "two", learning_rate=0.5),
-            "are two cells, .*two and .*one, which",
+            "are two cells, .*two and .*one, which differ in learning_rate; give",
         ),
         (make_run(tmp_path / "short", (0, 20), seed=2), "end at the steps 20, 40"),
     ):

@@ -129,6 +129,8 @@ def test_columns_of_an_update_are_those_of_dense_matrices() -> None:
     rows = update_rows(pair, gamma=1.5)
     assert rows["head"].to_list() == [None, 0, 1, 2, 3]
     assert update_rows(pair, 1.5, heads=False).equals(rows[:1])
+    assert update_rows(pair).equals(update_rows(pair, gamma=2.0))
+    assert not update_rows(pair).equals(rows)
 
     def forms(weights: dict[str, np.ndarray]) -> list[np.ndarray]:
         each = []
