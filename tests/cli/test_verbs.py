@@ -32,6 +32,7 @@ NO_VERBS = {
     "options",
     "rewording",
     "signals",
+    "streams",
     "verb",
     "verbs",
 }
