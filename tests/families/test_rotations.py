@@ -208,7 +208,7 @@ V4_FILE = {
 
 @pytest.mark.parametrize("trained", [2048, 4096])
 def test_the_turns_that_yarn_keeps_by_default_are_those_of_transformers(trained: int) -> None:
-    """Of 128 dimensions, 32 and 33 turns within 2048 tokens end at different pairs."""
+    """32 and 33 turns within 2048 tokens end at different pairs of 128 dimensions."""
     parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     parameters["original_max_position_embeddings"] = trained
     sizes = {"head_dim": 128, "max_position_embeddings": 4 * trained}

@@ -664,6 +664,15 @@ def test_vectors_are_found_in_one_that_they_are_all_of() -> None:
     assert compare_stored(scaled, (Part("w"), Part("w"))).reason == "scaled by 2"
 
 
+def test_a_row_that_is_stored_once_is_not_the_content_of_two_rows() -> None:
+    rows = np.random.default_rng(0).standard_normal((3, 8))
+    reference = StateDict({"stored": rows}, {}, "m")
+    for order, is_found in (([0, 1, 2], True), ([0, 1, 1], False)):
+        candidate = StateDict({"renamed": rows[order]}, {}, "m")
+        locations = find_by_content([reference, candidate], ["stored"], ["renamed"])
+        assert bool(locations.candidate) == is_found
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_numbers_that_every_program_takes_where_they_are_absent_are_no_difference(
     everything: bool,
