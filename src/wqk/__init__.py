@@ -1,7 +1,7 @@
 """wqk: read, measure and follow the query-key form of self-attention, W_qk = W_q W_kᵀ.
 
-The public names are listed in ``__init__.pyi`` and imported when first used. Therefore the command
-starts at once, and small tasks load no heavy libraries.
+The public names are listed in ``__init__.pyi`` and imported on first use. Therefore the command
+starts quickly, and small tasks load no heavy libraries.
 """
 
 from wqk import errors

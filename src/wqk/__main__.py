@@ -1,9 +1,9 @@
-"""The entry point of the command, and the last resort of its errors.
+"""The entry point of the command, which handles all remaining errors.
 
-Exit status 1 is a negative answer of some verbs (`same`: the models differ). Python also ends with
-1 after any exception that nobody catches, such as one that is raised while another is reported, or
-before the command is imported. Here every failure ends with status 2 and one line. Nothing is
-imported on the way to that line, because memory or file descriptors may be exhausted.
+Exit status 1 is a negative result of some verbs (`same`: the models differ). Python also exits with
+1 after an uncaught exception, for example an exception during an error report, or before the
+command is imported. Here every failure exits with status 2 and one line. This code imports nothing,
+because memory or file descriptors may be exhausted.
 """
 
 import atexit
@@ -37,10 +37,10 @@ def status_of_command() -> int:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """End the process without the interpreter's own end.
+    """End the process without the interpreter's shutdown.
 
-    Threads of obstore's may still release Python objects. In an interpreter that is ending, this
-    aborts the process, with status 134 in place of the command's.
+    Threads of obstore may still release Python objects. During the interpreter's shutdown, this
+    would abort the process with status 134, instead of the command's status.
     """
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):
@@ -49,7 +49,7 @@ def leave_at_once(status: int) -> NoReturn:
 
 
 def report(error: BaseException) -> None:
-    """Write one line about an error to standard error, with hardly any memory."""
+    """Write one line about an error to standard error, with very little memory."""
     if isinstance(error, MemoryError):
         reason = b"out of memory: give the process more memory"
     elif getattr(error, "errno", None) in (23, 24):  # ENFILE and EMFILE

@@ -1,9 +1,9 @@
 """Text for terminals, prompts and notebooks, from the same rich renderables.
 
-All text is printed by this file, without control characters: a tensor's name, or other text from a
+This file prints all text, without control characters: the name of a tensor, or other text from a
 checkpoint, must not move the cursor or change the terminal.
 
-A verb returns a `Result`: it has a sentence, a table, plain values, and views for notebooks.
+A verb returns a `Result` with a sentence, a table, plain values, and views for notebooks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def one_line(text: str) -> str:
 def display_name(checkpoint: str) -> str:
     """Return a checkpoint's name for headings: ``demo:NAME`` for a small model of the package.
 
-    Tables keep the path, which also works outside the command line.
+    Tables contain the path, which also works outside the command line.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def count(number: int | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number of things.
+    """Format a number with its noun.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of many names, and the number of the others.
+    """Return the first of many names, and the number of further names.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def spans(numbers: Collection[int]) -> str:
-    """Write whole numbers as ranges.
+    """Format whole numbers as ranges.
 
     Examples
     --------
@@ -194,14 +194,14 @@ class _Cleaned:
 
 
 class _Cleaning:
-    """Hook that cleans everything that a console prints."""
+    """Hook that cleans all text that a console prints."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
         return [_Cleaned(renderable) for renderable in renderables]
 
 
 def cleaning(console: Console) -> Console:
-    """Remove control characters from everything that a console prints from now on."""
+    """Remove control characters from all text that a console prints later."""
     console.push_render_hook(_Cleaning())  # type: ignore[arg-type]
     return console
 
@@ -220,7 +220,7 @@ class Shown(ABC):
             yield from console.render(renderable, options)
 
     def _drawn(self) -> Figure | None:
-        """Draw the picture, if there is one; `WqkError` if that is impossible."""
+        """Draw the picture; None without a picture. `WqkError` if drawing is impossible."""
         return None
 
     def __repr__(self) -> str:
@@ -318,8 +318,8 @@ class Result(Shown, Advising, synonyms=RESULT_SYNONYMS):
     """Base of the results of verbs, which are dataclasses.
 
     A result defines its `sentence`, the rows of its `frame`, the lines that the command prints
-    (`_shown`), and its picture (`_drawn`), if there is one. The rest follows from these. `print`
-    prints these lines, too; a log takes the `sentence`.
+    (`_shown`), and its picture (`_drawn`), if any. All other views follow from these. `print` also
+    prints the lines; a log contains the `sentence`.
     """
 
     # Properties that `to_dict` includes besides the fields. Dataclasses in the fields may have the
@@ -417,7 +417,7 @@ def csv_of_frame(frame: pl.DataFrame) -> bytes:
 
 
 def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a frame for a CSV file, in which no spreadsheet finds a formula.
+    """Return a frame for a CSV file without text that spreadsheets read as formulas.
 
     Examples
     --------
@@ -438,14 +438,14 @@ def _json_key(key: Any) -> str:
 
 
 def _plain_values(instance: Any) -> dict[str, Any]:
-    """Collect a dataclass's fields and the further properties that its class lists."""
+    """Return a dataclass's fields, and the further properties that its class lists."""
     fields = [field.name for field in dataclasses.fields(instance)]
     derived = getattr(instance, "derived", ())
     return {name: json_value(getattr(instance, name)) for name in (*fields, *derived)}
 
 
 def farthest(moved: Sequence[tuple[float, str]], measure: str) -> str:
-    """Return the heads that moved most by a measure, in a sentence; nothing without any.
+    """Describe the heads that moved most by a measure, in a sentence; empty without heads.
 
     Examples
     --------

@@ -24,10 +24,10 @@ Bytes = IO[bytes] | gzip.GzipFile
 
 
 def write_atomically(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
-    """Replace a file atomically; a reader sees either the old file or the complete new one.
+    """Replace a file atomically: readers see the old file or the complete new file.
 
-    The contents are written piece by piece; with ``sync``, the function waits until they are on the
-    disk. OutputError if the folder is missing, read-only or full.
+    The contents are written in pieces; with ``sync``, the function waits until the contents are on
+    the disk. Raises `OutputError` if the folder is missing, read-only or full.
 
     Examples
     --------
@@ -68,8 +68,8 @@ def sync(path: Path) -> None:
 def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
     """Check that a file can be written before any work is done.
 
-    OutputError if the ending is not among the supported ones, the path is a folder, or its folder
-    is missing or read-only.
+    Raises `OutputError` if the ending is not supported, the path is a folder, or its folder is
+    missing or read-only.
     """
     endings = list(endings)
     if path.suffix not in endings:
@@ -81,7 +81,7 @@ def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `OutputError` if no file of this name, whatever its ending, can be written."""
+    """Raise `OutputError` if no file with this name can be written, independent of its ending."""
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; expected a file", path=path, reason="is a folder")
     if "\0" in path.name:
@@ -103,7 +103,7 @@ def json_line(record: Mapping[str, Any]) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a path exists; a path that the system rejects does not."""
+    """Return whether a path exists; False for a path that the system rejects."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
 def opened(path: Path) -> Bytes:
     """Open a file for reading bytes; files with an ending in `COMPRESSIONS` are decompressed.
 
-    What is not so compressed as its name says raises one of `UNREADABLE` when it is read.
+    If the content does not have the compression of its ending, reading raises one of `UNREADABLE`.
     """
     opener = COMPRESSIONS.get(path.suffix.lower())
     return opener(path) if opener else path.open("rb")
@@ -152,11 +152,10 @@ UNREADABLE = (OSError, EOFError, lzma.LZMAError, zlib.error)
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> int:
-    """Append JSON objects to a file, one per line, and wait until they are on the disk.
+    """Append JSON objects to a file, one per line, and wait until the lines are on the disk.
 
-    An incomplete last line, which a killed process may have left, is removed first. Returns the
-    position at which the first begins. OutputError if the file cannot be written; then it keeps its
-    lines.
+    An incomplete last line of a killed process is removed first. Returns the position of the first
+    new line. Raises `OutputError` if the file cannot be written; the file then keeps its lines.
     """
     content = b"".join(map(json_line, records))
     try:
@@ -205,7 +204,8 @@ def _end_of_lines(file: FileIO) -> int:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the JSON objects of a file, one per line, without an incomplete last line.
 
-    Empty if there is no file; RunError if a line is not a JSON object, or the file cannot be read.
+    The result is empty for an absent file. Raises `RunError` if a line is not a JSON object, or the
+    file cannot be read.
     """
     require_file(path, RunError)
     try:
@@ -230,9 +230,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def locked(path: Path, holder: str) -> Iterator[None]:
     """Hold a lock file; the system releases it when the process ends, for any reason.
 
-    The file is created with its folder if missing, and contains the process that held it last.
-    ``holder`` is the kind of work that takes the lock, such as ``"survey"``, for the message of
-    RunError: this process or another holds the lock. OutputError if the file cannot be created.
+    The file is created with its folder if missing, and contains the last process that held the
+    lock. ``holder`` is the kind of work that needs the lock, such as ``"survey"``, for messages.
+    Raises `RunError` if this process or another holds the lock, and `OutputError` if the file
+    cannot be created.
     """
     from filelock import FileLock, Timeout
 
@@ -259,7 +260,7 @@ def locked(path: Path, holder: str) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """Build the error for a file or folder that cannot be written."""
+    """Return the error for a file or folder that cannot be written."""
     reason = error.strerror or type(error).__name__
     message = f"{path}: cannot be written ({reason})"
     if isinstance(error, FileNotFoundError) and not exists(path.parent):

@@ -1,7 +1,7 @@
 """Guessed names of functions, verbs and options, and the names in wqk.
 
-The guesses come from other libraries, and from watching people who use wqk for the first time.
-`GUESSES` serves Python and the command; `OPTION_GUESSES` has the options of the command.
+The guesses come from other libraries, and from observations of people who use wqk for the first
+time. `GUESSES` is for Python and the command; `OPTION_GUESSES` is for the options of the command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from wqk._synonyms import FUNCTIONS
 
 
 class Guess(NamedTuple):
-    """A function with the names that people guess for the function.
+    """A function, with names that people guess for the function.
 
     Attributes
     ----------
@@ -429,10 +429,10 @@ class OptionGuess(NamedTuple):
     options
         Options with this effect; the first option of the verb is suggested.
     advice
-        A clause for verbs with one of these options; by default its name. Without ``options``, it
-        holds for every verb.
+        A clause for verbs with one of these options; by default the name of the option. Without
+        ``options``, the clause is for every verb.
     verb
-        The only verb that the guess holds for; empty for all verbs.
+        The only verb of the guess; empty for all verbs.
     """
 
     names: tuple[str, ...]
@@ -707,7 +707,7 @@ EXTRA_ARGUMENTS = {
 
 
 def option_advice(name: str, usages: Mapping[str, str], verb: str = "") -> str:
-    """Return a clause for an option that a verb lacks; empty if nothing is known of it.
+    """Return a clause for an option that a verb lacks; empty for an unknown option.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ COUNTED = {
 
 
 class Case(NamedTuple):
-    """A case of a JUnit suite; a case without a failure, a reason to skip or an error passed."""
+    """A case of a JUnit suite, passed if not failed, skipped or stopped by an error."""
 
     name: str
     failure: str = ""
@@ -67,7 +67,7 @@ def _add_case(root: ElementTree.Element, classname: str, case: Case) -> None:
 
 
 def in_xml(text: str) -> str:
-    r"""Return text with the characters that XML does not allow spelled out.
+    r"""Return text with descriptions in place of characters that XML does not allow.
 
     Examples
     --------

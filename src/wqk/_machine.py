@@ -1,7 +1,7 @@
 """Use of the machine: threads, cores and memory, also in forked processes.
 
-Small blocks are scored at the same time, one on each core: sums and conversions of a block run on a
-single core. Large blocks are scored one after the other, with all cores on each matrix product.
+Small blocks are scored in parallel, one on each core, because sums and conversions of a block run
+on a single core. Large blocks are scored one by one, with all cores for each matrix product.
 
 The last digits of a product depend on the number of BLAS threads, which is a property of the
 process and not of a thread. Therefore scans in several threads agree on the number block by block:
@@ -41,11 +41,11 @@ Returned = TypeVar("Returned")
 
 @cache
 def keep_freed_memory() -> None:
-    """Let the GNU C library keep the memory of freed arrays, from now on.
+    """Make the GNU C library keep the memory of freed arrays.
 
-    By default the library returns the memory of large arrays to the system, which clears every page
-    again for the next array. Once an array of 32 MB has been freed, the library keeps up to twice
-    that size. The array is never written to and takes no memory.
+    By default the library returns the memory of large arrays to the system, and the system clears
+    every page again for the next array. After an array of 32 MB was freed, the library keeps up to
+    twice this size. The array is never written, and therefore needs no memory.
     """
     with suppress(MemoryError):
         np.empty(2**25 - 2**16, np.uint8)
@@ -132,7 +132,7 @@ def share_cores(processes: int) -> None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, also under Slurm and in containers."""
+    """Return the number of cores for this process, also under Slurm and in containers."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -147,7 +147,7 @@ def is_confined() -> bool:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute with one BLAS thread, while other threads may do the same."""
+    """Compute with one BLAS thread in this context; other threads may also use it."""
     global _sharing, _limit
     token = _confined.set(True)
     with _changed:
@@ -171,9 +171,9 @@ def one_blas_thread() -> Iterator[None]:
 def side_by_side(
     do: Callable[..., Returned], *items: Iterable[Any], many: bool = True
 ) -> list[Returned]:
-    """Apply a function to all items, one item on each core, each with one BLAS thread.
+    """Apply a function to all items, in parallel, with one BLAS thread for each core.
 
-    Without ``many``, this thread does the work, because other threads take longer to start.
+    Without ``many``, the function runs in this thread, because starting other threads takes longer.
     """
     if not many or usable_cores() == 1:
         return list(map(do, *items))
@@ -182,7 +182,7 @@ def side_by_side(
 
 
 class _Reserve:
-    """Memory of large arrays of which nothing is used any more, for the next large arrays."""
+    """Memory of large unused arrays, for the next large arrays."""
 
     def __init__(self) -> None:
         self._unused: list[np.ndarray] = []
@@ -214,9 +214,9 @@ LARGE = 1 << 25
 
 @contextmanager
 def reused_memory() -> Iterator[None]:
-    """Keep the memory of the large arrays of `empty_array` for the next ones.
+    """Keep the memory of large arrays from `empty_array` for the next large arrays.
 
-    The system clears all memory that it gives to a process, which takes as long as reading into it.
+    The system clears new memory of a process, which takes as long as reading data into this memory.
     """
     global _reserve, _reserve_users
     with _changed:
@@ -232,7 +232,7 @@ def reused_memory() -> Iterator[None]:
 
 
 def empty_array(count: int, dtype: type) -> np.ndarray:
-    """Return an array (count,) whose values are not set, within `reused_memory` in used memory."""
+    """Return an array (count,) with undefined values; within `reused_memory`, in reused memory."""
     reserve = _reserve
     if reserve is None or count * np.dtype(dtype).itemsize < LARGE:
         return np.empty(count, dtype)
@@ -256,7 +256,7 @@ def all_blas_threads() -> Iterator[None]:
 
 @contextmanager
 def whole_products() -> Iterator[None]:
-    """Multiply float32 in float32, even where PyTorch may round it to TF32 or bfloat16."""
+    """Multiply float32 in float32, without PyTorch's rounding to TF32 or bfloat16."""
     import torch
 
     settings: list[Any] = [torch.backends.cuda.matmul]
@@ -278,8 +278,9 @@ def whole_products() -> Iterator[None]:
 def _control() -> Iterator[ThreadpoolController]:
     """Change the BLAS threads from this thread.
 
-    threadpoolctl 3.8 only accepts changes from the first thread that ever made one, and silently
-    ignores all others. Here any thread may be the first or the last that scores, under one lock.
+    threadpoolctl 3.8 accepts changes only from the first thread that ever made a change, and
+    silently ignores all other threads. Here any thread may be the first or the last scoring thread,
+    under one lock.
     """
     from threadpoolctl import ThreadpoolController
 

@@ -1,4 +1,4 @@
-"""One style for all figures: small, and safe for color-blind readers."""
+"""The style of all figures: small, and safe for color-blind readers."""
 
 from __future__ import annotations
 
@@ -93,15 +93,16 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Create an empty figure, in inches, to be drawn in `style`; notebooks display it."""
+    """Create an empty figure, for drawing in `style`; the size is in inches."""
     return _displayed()(figsize=(width, height))
 
 
 def current(method: Method) -> Method:
-    """Make the figure that a method draws pyplot's current figure, if the program uses pyplot.
+    """Make a figure pyplot's current figure, if the program uses pyplot.
 
-    After ``table.plot()``, ``plt.savefig(path)`` and ``plt.show()`` then mean the figure. A figure
-    that a notebook has displayed is closed in pyplot, whose backend would display it again.
+    After ``table.plot()``, ``plt.savefig(path)`` and ``plt.show()`` then refer to this figure. When
+    a notebook displays the figure, it is closed in pyplot, because pyplot's backend would display
+    it again.
     """
 
     @wraps(method)
@@ -127,7 +128,7 @@ def _displayed() -> type[Figure]:
     from matplotlib.figure import Figure
 
     class Picture(Figure):
-        """A figure that a notebook shows as it is, without ``%matplotlib inline``."""
+        """A figure that a notebook displays, also without ``%matplotlib inline``."""
 
         def _repr_png_(self) -> bytes:
             return as_png(self)

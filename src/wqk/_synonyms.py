@@ -1,8 +1,8 @@
-"""Hidden synonyms: names of other libraries with exactly one meaning here. They work.
+"""Hidden synonyms: names of other libraries with exactly one meaning here, which work.
 
 The tables of this file are complete: no other synonym exists. A synonym appears in no help, stub or
-page, and is no part of the contract. Names with several meanings are in `wqk._guesses`, and lead to
-advice.
+page, and is not part of the contract. Names with several meanings are in `wqk._guesses`, and result
+in advice.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ ATTRIBUTES: dict[str, Mapping[str, str]] = {
 
 
 def meant_attribute(owner: object, name: str) -> str:
-    """Return the attribute that a synonym stands for; empty if the name is no synonym.
+    """Return the attribute of a synonym; empty if the name is not a synonym.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def meant_attribute(owner: object, name: str) -> str:
 
 
 def attribute(owner: object, meaning: str) -> Any:
-    """Return the value of an attribute, as `meant_attribute` gives it.
+    """Return the value of an attribute; see `meant_attribute`.
 
     Examples
     --------
@@ -235,7 +235,7 @@ LISTS = ("distances", "layers")
 
 
 def meant_keywords(known: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords with each synonym replaced by the keyword that it stands for.
+    """Return keywords with each synonym replaced by its keyword.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def meant_keywords(known: Collection[str], options: Mapping[str, Any]) -> dict[s
 
 
 class VerbSynonym(NamedTuple):
-    """A verb of the command that a synonym stands for.
+    """The verb of the command for a synonym.
 
     Attributes
     ----------
@@ -263,9 +263,9 @@ class VerbSynonym(NamedTuple):
     options
         Options that the synonym implies.
     out
-        Option that replaces ``--out``; without the option, the synonym stands for nothing.
+        Option that replaces ``--out``; without this option, the synonym has no meaning.
     at_layer, of_table
-        The verb of a line that names a layer, or of the file of a table, if it is another.
+        The verb for a line with a layer, or with the file of a table, if different.
     """
 
     verb: str

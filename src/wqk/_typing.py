@@ -1,7 +1,7 @@
 """Shapes for annotations, checked at run time only if jaxtyping is loaded, as in the tests.
 
-Importing jaxtyping takes longer than starting the command, so these names are its types only for
-type checkers and if it has been imported already.
+Importing jaxtyping takes longer than starting the command. Therefore these names are types of
+jaxtyping only for type checkers, and if jaxtyping is already imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
     Scores = Any
 
     class _AnyShape:
-        """In place of a jaxtyping type: accepts every subscript and checks nothing."""
+        """Replacement of a jaxtyping type: accepts every subscript and checks nothing."""
 
         def __class_getitem__(cls, _: object) -> Any:
             return Any

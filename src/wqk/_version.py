@@ -1,4 +1,4 @@
-"""The version, read by the build and by the package, and where the project lives."""
+"""The version, read by the build and by the package, and the addresses of the project."""
 
 __version__ = "0.1.0"
 

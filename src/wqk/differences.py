@@ -92,12 +92,13 @@ class DifferenceTable(Table):
 
     ``norm`` is the norm of the reference's form, ``moved`` the norm of the difference divided by
     ``norm``, and ``cosine`` the cosine between the two forms. ``symmetry`` and ``directionality``
-    are those of the difference, and null if nothing has moved. For quantized weights, ``rounding``
-    is the value of ``moved`` that rounding alone would cause; norms before the block are folded in,
-    since AWQ moves factors between norm and weight. ``beside`` is the value of ``moved`` of another
-    version of the reference. The terms of first and second order in the factors follow on request.
+    are scores of the difference, and null for a zero difference. For quantized weights,
+    ``rounding`` is the value of ``moved`` that rounding alone would cause; norms before the block
+    are folded in, because AWQ moves factors between norm and weight. ``beside`` is the value of
+    ``moved`` for another version of the reference. On request, columns for the terms of first and
+    second order in the factors follow.
 
-    A table with ``rows_shown`` prints only that many rows, those that `farthest` returns.
+    A table with ``rows_shown`` prints only this number of rows, the result of `farthest`.
     """
 
     declared = DIFFERENCE_COLUMNS
@@ -159,7 +160,7 @@ class DifferenceTable(Table):
         return " ".join(sentences)
 
     def _comparison_with_version(self, frame: pl.DataFrame, noun: str) -> str:
-        """Sentence about the other version, ``beside``; empty without one."""
+        """Sentence about the other version, ``beside``; empty without it."""
         compared = frame.drop_nulls("beside")
         if not compared.height:
             return ""
@@ -173,7 +174,7 @@ class DifferenceTable(Table):
         )
 
     def farthest(self, count: int) -> Self:
-        """Return the rows that moved most, the largest ``moved`` first: heads, if there are any.
+        """Return the rows with the largest ``moved``, largest first; rows of heads, if any.
 
         Examples
         --------
@@ -200,7 +201,7 @@ class DifferenceTable(Table):
 
     @current
     def plot(self) -> Figure:
-        """Draw how far each head moved, layers down, next to the other version, if there is one.
+        """Draw the distance of each head, layers down, and of the other version next to it, if any.
 
         Raises
         ------
@@ -233,7 +234,7 @@ class DifferenceTable(Table):
             return head_maps(parts, titles, legend, vmin=0, vmax=largest)
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Yield a line for each compared layer or head, or for the ``rows_shown`` of them."""
+        """Yield a line for each compared layer or head, at most ``rows_shown`` lines."""
         frame = self._rows_shown()
         if not frame.height:
             yield Text("no rows")
@@ -269,7 +270,7 @@ class DifferenceTable(Table):
         yield self.result
 
     def _headings(self) -> dict[str, str]:
-        """Headings of the printed columns, without columns that are empty or all ``ok``."""
+        """Headings of the printed columns, without columns that are empty or always ``ok``."""
         headings = {column.name: column.heading for column in self.headed()}
         del headings["layer"], headings["directionality"]
         headings["directionality_excess"] = label("directionality_excess")
@@ -329,21 +330,21 @@ def diff(
 ) -> DifferenceTable:
     """Measure how far, and in which direction, the forms moved.
 
-    The two can be a model and its fine-tuned version, two steps of a training run, two seeds of
+    The models can be a model and its fine-tuned version, two steps of a training run, two seeds of
     one architecture, or a model and its quantized version.
 
     Parameters
     ----------
     reference, candidate
-        Models, or what `wqk.open` takes; a training run's folder stands for its last step.
+        Models, or references for `wqk.open`; the folder of a training run for its last step.
     gamma, heads
         As for `wqk.scan`.
     terms
         Whether to add norm, σ₁ and stable rank of the terms of first and second order in the
         factors, ΔA Bᵀ + A ΔBᵀ and ΔA ΔBᵀ.
     beside
-        Another version of the reference, such as another quantization, whose distances are shown
-        next to those of the candidate.
+        Another version of the reference, such as another quantization; its distances are shown next
+        to the candidate's distances.
 
     Returns
     -------
@@ -353,7 +354,7 @@ def diff(
     Raises
     ------
     CheckpointError
-        The two do not have the same attention blocks.
+        The models do not have the same attention blocks.
 
     Examples
     --------
@@ -443,7 +444,7 @@ def block_rows(
 def _scores(
     columns: Mapping[str, np.ndarray], position: int, statuses: Collection[str]
 ) -> dict[str, Any]:
-    """Values of one row, None in place of NaN, and the row's status."""
+    """Return the values of one row, with None instead of NaN, and the row's status."""
     scores: dict[str, Any] = {}
     for name, column in columns.items():
         value = float(column[position])
@@ -458,7 +459,7 @@ def _scores(
 
 
 def _expected_rounding(reference: Block, candidate: Block) -> float | None:
-    """Distance that rounding to the formats' values explains; None where it is negligible.
+    """Return the distance that rounding of the formats explains; None if negligible.
 
     Rounding of 16-bit floats, and of wider types, is negligible.
     """
@@ -478,7 +479,7 @@ def _expected_rounding(reference: Block, candidate: Block) -> float | None:
 def _columns(
     reference: BilinearForm, candidate: BilinearForm, gamma: float, terms: bool
 ) -> dict[str, np.ndarray]:
-    """All measures of one form, or of a stack of forms, each as a flat array."""
+    """Return all measures of one form, or of a stack of forms, each as a flat array."""
     difference = candidate.difference(reference)
     norm = np.asarray(reference.norm, np.float64)
     candidate_norm = np.asarray(candidate.norm, np.float64)
@@ -511,7 +512,7 @@ def _sheet(rows: pl.DataFrame, headings: dict[str, str]) -> Sheet:
 
 
 def _cell_text(name: str, value: Any) -> str:
-    """Text of a value of a column."""
+    """Return the text of a value of a column."""
     if name == "head":
         return "all" if value is None else str(value)
     if name in UPDATE_TERMS and value is not None:

@@ -76,7 +76,7 @@ class CheckpointError(WqkError):
     Attributes
     ----------
     checkpoint
-        Its name, if the message has one.
+        Name of the checkpoint, if the message contains a name.
     """
 
     checkpoint: str | None = None
@@ -88,7 +88,7 @@ class HubError(WqkError):
     Attributes
     ----------
     checkpoint
-        Its name.
+        Name of the checkpoint.
     """
 
     checkpoint: str | None = None
@@ -100,7 +100,7 @@ class UnknownFamily(WqkError):
     Attributes
     ----------
     checkpoint
-        Its name.
+        Name of the checkpoint.
     """
 
     checkpoint: str | None = None
@@ -127,7 +127,7 @@ class MissingPackage(WqkError):
     Attributes
     ----------
     package
-        Its name.
+        Name of the package.
     extra
         The extra of wqk that installs it: ``pip install 'wqk[extra]'``.
     """
@@ -152,7 +152,7 @@ def install(extra: str) -> str:
 
 @contextmanager
 def required_by(purpose: str, extra: str = "train") -> Iterator[None]:
-    """Import optional packages in this context; `MissingPackage` if one is not installed.
+    """Import optional packages in this context; `MissingPackage` if a package is not installed.
 
     Examples
     --------
@@ -176,7 +176,7 @@ class FormError(WqkError, ValueError):
 
 
 class TableError(WqkError):
-    """A file without a score table, or a table that lacks what is needed.
+    """A file without a score table, or a table without required data.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class TableError(WqkError):
 
 
 class OutputError(WqkError):
-    """A file that cannot be written, or whose ending names no format.
+    """A file that cannot be written, or whose ending belongs to no format.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ class UnknownName(WqkError, LookupError):
     name
         The unknown name.
     close
-        Names on the list: the most similar ones, or all.
+        The most similar names on the list, or all names.
     """
 
     name: str | None = None
@@ -254,7 +254,7 @@ def errors_about(checkpoint: str) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """Return the end of a message on an unknown name: ``; did you mean ...?``, or nothing.
+    """Return the end of a message about an unknown name: ``; did you mean ...?``, or nothing.
 
     Examples
     --------
@@ -269,9 +269,9 @@ def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
 
 
 def demo_advice(checkpoint: str) -> str:
-    """Return the end of a message on attention weights that a demo model lacks.
+    """Return the end of a message about attention weights that a demo model lacks.
 
-    The end is empty for other checkpoints, and for the demo model that has these weights.
+    The text is empty for other checkpoints, and for the demo model with these weights.
 
     Examples
     --------
@@ -285,7 +285,7 @@ def demo_advice(checkpoint: str) -> str:
 
 
 def demo_reference_advice(reference: str) -> str:
-    """Return the end of a message on ``demo:NAME``, a word of the command; else empty.
+    """Return the end of a message about ``demo:NAME``, a word of the command; else empty.
 
     Examples
     --------
@@ -318,9 +318,9 @@ def public(
     commands
         By command, the name of its function, if the two differ.
     calls
-        By the name of a similar function in another library, the call that people look for.
+        By the name of a similar function in another library, the equivalent call.
     synonyms
-        Names that are not listed and work, with the public names that they stand for.
+        Hidden names that work, with their public names.
     """
     load, _, names = lazy_loader.attach_stub(package, file)
     public_names = sorted({*names, *commands})
@@ -339,7 +339,7 @@ def public(
 
 
 def called_as(call: str) -> Callable[[Function], Function]:
-    """Return a decorator that adds a call that works to the errors of unfit arguments.
+    """Return a decorator that adds a working call to the errors about wrong arguments.
 
     Synonyms of keywords work: see `wqk._synonyms`.
 
@@ -390,7 +390,7 @@ def _keywords(function: Callable[..., Any]) -> list[str]:
 def _misfit(
     function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> str:
-    """Describe the arguments that a function's signature does not accept; nothing if all fit."""
+    """Describe the arguments that a function's signature does not accept; empty if all fit."""
     called = signature(function)
     try:
         called.bind(*arguments, **options)
@@ -401,7 +401,7 @@ def _misfit(
 
 
 def keyword_advice(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message on an unknown keyword: the keyword that was probably meant.
+    """Return the end of a message about an unknown keyword: the keyword that was probably meant.
 
     Examples
     --------
@@ -419,14 +419,14 @@ def keyword_advice(name: str, known: Iterable[str]) -> str:
 
 
 class _WithoutAttributes:
-    """The object of an error whose message has advice, so that Python adds no second one."""
+    """The object of an error with advice in its message, so that Python adds no second advice."""
 
     def __dir__(self) -> list[str]:
         return []
 
 
 def unknown_attribute(message: str, name: str) -> AttributeError:
-    """Return an AttributeError; Python's own suggestion, after an uncaught one, is left out."""
+    """Return an AttributeError without Python's suggestion after an uncaught error."""
     return AttributeError(message, name=name, obj=_WithoutAttributes())
 
 
@@ -438,7 +438,7 @@ def public_attributes(owner: object) -> list[str]:
 class Advising:
     """Base of objects whose AttributeError suggests a similar attribute.
 
-    Type checkers do not see ``__getattr__`` and report an unknown attribute themselves.
+    ``__getattr__`` is hidden from type checkers, so that they also report unknown attributes.
     """
 
     _synonyms: ClassVar[Mapping[str, str]] = {}
@@ -471,7 +471,7 @@ class Advising:
 
 
 def require_list(name: str, value: Any, example: Sequence[str] | Sequence[int]) -> None:
-    """Raise `CheckpointError` if an argument is no list of names or numbers, as the example is.
+    """Raise `CheckpointError` if an argument is not a list of names or numbers like the example.
 
     Examples
     --------
@@ -530,7 +530,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 100, 100
 
 
 def shown(value: Any) -> str:
-    """Quote a value for an error message; every value gives a short text.
+    """Quote a value for an error message, as a short text.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """The central class, `Model`: a checkpoint, its family and its attention blocks, opened once.
 
-Every function that reads a checkpoint takes a `Model`, or opens one. Only `open` has the options
+Every function that reads a checkpoint accepts a `Model`, or opens one. Only `open` has the options
 for the family, the numbers of heads and the access to the Hub.
 """
 
@@ -71,7 +71,7 @@ def open(
     key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> Model:
-    """Open a model: find its queries and keys, without reading any weights.
+    """Open a model: find its queries and keys, without reading weights.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ def open(
         address; an `nn.Module`; a state dict; a `Checkpoint`; or a `Model`, which is returned
         unchanged.
     family
-        A shipped family's name, such as ``"nanogpt"``, or a family file, to use instead of the
-        model type's own.
+        The name of a family of the package, such as ``"nanogpt"``, or a family file, to use instead
+        of the family of the model type.
     heads_per_layer, key_heads
         Numbers of query and key heads, if the configuration does not contain them.
     **hub
@@ -97,9 +97,9 @@ def open(
     Raises
     ------
     UnknownFamily
-        No family describes the model, and none can be guessed; or the given file is not a family.
+        No family describes the model, and no family can be guessed; or the file is not a family.
     CheckpointError
-        There is no such checkpoint, tensors are missing, or they do not fit the configuration.
+        The checkpoint does not exist, tensors are missing, or tensors do not fit the configuration.
     HubError
         The Hub, or another server, does not provide the checkpoint.
 
@@ -139,7 +139,7 @@ def open(
 
 
 def _one_number(numbers: Iterable[int], name: str) -> int:
-    """Return the one number that all blocks have."""
+    """Return a number that is equal in all blocks; `CheckpointError` if it differs."""
     distinct = sorted(set(numbers))
     if len(distinct) != 1:
         raise CheckpointError(
@@ -235,11 +235,11 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
             raise CheckpointError(f"{self.name}: no attention with a softmax; it has {has}")
 
     def __iter__(self) -> Iterator[Block]:
-        """Every block, in order, of all stacks; each reads its own weights."""
+        """Yield all blocks of all stacks in order; each block reads its weights on demand."""
         return (Block(self.checkpoint, plan) for plan in self.plans)
 
     def __len__(self) -> int:
-        """Return the number of blocks, of all stacks."""
+        """Return the number of blocks of all stacks."""
         return len(self.plans)
 
     def __bool__(self) -> bool:
@@ -249,7 +249,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
     def layers(self) -> list[Block]:
         """Self-attention blocks of the model's stack, in order.
 
-        `CheckpointError` if the model has several stacks: choose a stack with `select`.
+        Raises `CheckpointError` if the model has several stacks: choose a stack with `select`.
         """
         return [Block(self.checkpoint, plan) for plan in self._stack()]
 
@@ -264,9 +264,9 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
     @overload
     def __getitem__(self, index: tuple[slice, int]) -> list[Head]: ...
     def __getitem__(self, index: Any) -> Any:
-        """Return the self-attention block of a layer; with two numbers, one of its heads.
+        """Return the self-attention block of a layer, or with two numbers, a head of the block.
 
-        A slice of layers gives a list: ``model[:, 0]`` the first head of each.
+        A slice of layers returns a list: ``model[:, 0]`` contains the first head of each layer.
         """
         layer, *head = index if isinstance(index, tuple) else (index,)
         if isinstance(layer, slice):
@@ -285,13 +285,13 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
         layer
             Number within its stack, from 0; negative numbers count from the end.
         stack, kind
-            Which attention, where a model has several: ``encoder`` or ``decoder``, ``self`` or
+            The attention, if a model has several: ``encoder`` or ``decoder``, ``self`` or
             ``cross``.
 
         Raises
         ------
         CheckpointError
-            There is no such layer, or the model has several stacks and none is named.
+            The layer does not exist, or the model has several stacks and ``stack`` is omitted.
         """
         if not is_number(layer):
             raise CheckpointError(f"{self.name}: a layer is a number, got {layer!r}")
@@ -335,7 +335,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
         Raises
         ------
         CheckpointError
-            There is no such layer, or no such block.
+            The layer or the block does not exist.
         """
         plans = [p for p in self.scored if stack in (None, p.stack) and kind in (None, p.kind)]
         if not plans:
@@ -388,12 +388,12 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
 
     @property
     def _head_count(self) -> int:
-        """Number of heads, if all blocks have as many."""
+        """Number of heads, if equal in all blocks."""
         return _one_number((block.head_count for block in self), "heads")
 
     @property
     def _key_head_count(self) -> int:
-        """Number of key heads, if all blocks have as many."""
+        """Number of key heads, if equal in all blocks."""
         return _one_number((block.key_head_count for block in self), "key heads")
 
     @property
@@ -403,7 +403,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
 
     @property
     def _head_width(self) -> int:
-        """Width of a head, if all blocks have the same."""
+        """Width of a head, if equal in all blocks."""
         return _one_number((block.plan.query.head_width for block in self), "head dimensions")
 
     @property
@@ -413,7 +413,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
 
     @property
     def _dtype(self) -> str:
-        """Number types that the queries are stored in."""
+        """Number types of the stored queries."""
         tensors = self.checkpoint.tensors()
         names = {part.name for plan in self.scored for part in plan.query.parts}
         types = sorted({tensors[name].dtype for name in names if name in tensors})
@@ -421,7 +421,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
 
     @property
     def unread(self) -> list[str]:
-        """Names of tensors that look like queries, but that no block reads.
+        """Names of tensors that seem to be queries, but that no block reads.
 
         Examples are cross-attention that a family does not describe, another tower, or a pooling
         head.

@@ -47,9 +47,9 @@ BLOCK_SYNONYMS = {
 class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS):
     """One attention block of a model that was opened with `wqk.open`.
 
-    Each weight is read when it is first needed, and only once. The linear parts of norms between
-    projection and score, gains and centering, are folded into the forms. The scale of each token
-    is not part of the forms; `queries` and `keys` include it.
+    Each weight is read on first use, and only once. The linear parts of norms between projection
+    and score, gains and centering, are folded into the forms. The scale of each token is not part
+    of the forms; `queries` and `keys` include it.
 
     Attributes
     ----------
@@ -71,17 +71,17 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
 
     @property
     def _itself(self) -> Block:
-        """Return the block, which is an attention."""
+        """Return the block."""
         return self
 
     @property
     def heads(self) -> Heads:
-        """The H heads, in their order."""
+        """The H heads, in order."""
         return Heads(self)
 
     @cached_property
     def groups(self) -> BilinearForm:
-        """Forms of the heads as a stack (G, H/G): row g holds the heads that share key head g.
+        """Forms of the heads as a stack (G, H/G): row g contains the heads that share key head g.
 
         Computations on all heads use this stack, in which each shared factor is stored once.
         """
@@ -96,7 +96,8 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     def ov(self) -> BilinearForm:
         """Return the layer's output-value form, the sum over its heads of W_v W_o.
 
-        `CheckpointError` if the family describes no values and outputs, or they are not there.
+        Raises `CheckpointError` if the family describes no values and outputs, or the checkpoint
+        lacks them.
         """
         return self.at(circuit="ov").sum()
 
@@ -128,7 +129,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     @overload
     def __getitem__(self, index: slice) -> BilinearForm: ...
     def __getitem__(self, index: int | slice) -> BilinearForm:
-        """Return a head; or the forms of several, as a stack."""
+        """Return a head; or the forms of several heads, as a stack."""
         if not (is_number(index) or isinstance(index, slice)):
             raise IndexError(f"a head is a number, as in block[3], or a slice; got {index!r}")
         form: BilinearForm = self.heads[index]
@@ -143,10 +144,10 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     def forms(
         self, coordinates: Coordinates = PLAIN, every_bias: bool = False
     ) -> Iterator[tuple[int, BilinearForm]]:
-        """Each distance with the forms of all heads, stacked as `groups`, made one by one.
+        """Yield each distance with the forms of all heads at this distance, stacked as `groups`.
 
-        With ``every_bias``, the key's bias is included also where it cancels in the softmax. Scores
-        that are compared across queries need it.
+        With ``every_bias``, the key's bias is included even if it cancels in the softmax. This is
+        necessary for comparing scores of different queries.
 
         Raises `CheckpointError` if the block has no values and outputs, or no rotary positions.
         """
@@ -174,7 +175,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     def _right_bias_counts(
         self, coordinates: Coordinates, bias: Array | None, every_bias: bool
     ) -> bool:
-        """Return whether the bias of the keys belongs into the form; that of outputs never does."""
+        """Return whether the bias of the keys is part of the form; False for outputs."""
         if coordinates.circuit == "ov":
             return False
         if every_bias:
@@ -252,7 +253,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     def keys(
         self, y: Float[Array, "*batch tokens d"], positions: np.ndarray | None = None
     ) -> Float[Array, "*batch heads tokens width"]:
-        """Return the keys, as `queries`: a key for each query head, also where heads share keys."""
+        """Return the keys, as `queries` does: a key for each query head."""
         self._require_known("a key")
         return self._shared(self._vectors(1, y, positions))
 
@@ -264,7 +265,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     ) -> Float[np.ndarray, "*batch heads queries keys"]:
         """Return the products q·k of queries and keys, before they are scaled.
 
-        Without positions of the queries and of the keys, all pairs have the distance 0.
+        Without positions, all pairs have the distance 0.
         """
         if positions is None:
             positions = np.zeros(x.shape[-2]), np.zeros(y.shape[-2])
@@ -277,7 +278,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
         y: Float[np.ndarray, "*batch keys d"],
         distance: int | None = None,
     ) -> Float[np.ndarray, "*batch heads queries keys"]:
-        """Return the scores of queries x_i and keys y_j: scaled, and soft-capped if the model does.
+        """Return the scaled scores of queries x_i and keys y_j, with the model's soft cap, if any.
 
         The input of the softmax, without additive terms: masks, sinks, linear biases and
         learned positions (``plan.position``).
@@ -308,7 +309,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
         return self.scores(self.products(x, y, positions))
 
     def scores(self, products: np.ndarray) -> np.ndarray:
-        """Products q·k as scores: scaled, and soft-capped if the model does."""
+        """Return products q·k as scaled scores, with the model's soft cap, if any."""
         scores, cap = self.plan.score_scale * products, self.plan.softcap
         return np.asarray(cap * np.tanh(scores / cap) if cap else scores)
 
@@ -320,7 +321,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
             )
 
     def _shared(self, keys: Array) -> Array:
-        """Repeat each key head for the query heads that share it."""
+        """Repeat each key head for all query heads that share it."""
         sharing = self.head_count // keys.shape[-3]
         if isinstance(keys, np.ndarray):
             return keys.repeat(sharing, -3)
@@ -412,7 +413,7 @@ class Heads(BilinearForm):
 
     @property
     def groups(self) -> BilinearForm:
-        """Forms of the heads as a stack (G, H/G), in which a shared factor is stored once."""
+        """Forms of the heads as a stack (G, H/G), with shared factors stored once."""
         return self.block.groups if self._groups is None else self._groups
 
     @cached_property
@@ -451,7 +452,7 @@ class Heads(BilinearForm):
     @overload
     def __getitem__(self, index: Any) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
-        """Return a head; or several, or entries of their forms, as of any stack of forms."""
+        """Return a head; several heads; or entries of the forms, as for any stack of forms."""
         if self._groups is None and is_number(index):
             return Head(self.block, index)
         return super().__getitem__(index)
@@ -475,7 +476,7 @@ class Head(BilinearForm):
     Raises
     ------
     IndexError
-        The block has no such head.
+        The block lacks this head.
 
     Examples
     --------
@@ -514,7 +515,7 @@ class Head(BilinearForm):
 
     @property
     def qk(self) -> BilinearForm:
-        """Query-key form alone, as a `BilinearForm` without a model."""
+        """The query-key form as a `BilinearForm`, without the model."""
         return BilinearForm.from_factors(self.query, self.key)
 
     @cached_property
@@ -522,7 +523,7 @@ class Head(BilinearForm):
         """Output-value form W_v W_o; `CheckpointError` if the family describes no such form.
 
         A head of linear attention may have several value heads with the same scores. The form is
-        their sum.
+        the sum over these value heads.
         """
         values = self.block.at(circuit="ov")
         per_head = max(1, len(values) // self.block.head_count)
@@ -530,7 +531,7 @@ class Head(BilinearForm):
         return form
 
     def at(self, distance: int = 0, **coordinates: Any) -> BilinearForm:
-        """Return the head's form in other coordinates, as `Block.at`."""
+        """Return the head's form in other coordinates; see `Block.at`."""
         form: BilinearForm = self.block.at(distance, **coordinates)[self.index]
         return form
 

@@ -1,10 +1,10 @@
-"""Factors of a block's forms, as they are stored and in other coordinates.
+"""Factors of a block's forms, in stored and in other coordinates.
 
 Factors map residual vectors to queries, keys or values. The plain form is W_q W_kᵀ. Each coordinate
 changes one property of the form. Coordinates can be combined, with one exception: values and
 outputs have no distances, because positions do not act on them.
 
-- ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
+- ``fold_norm``: the gain of the norm before each side is folded in, with LayerNorm's centering;
   the form then acts on normalized residual vectors.
 - ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's bias
   is included only with rotary positions, a norm or limit after it, sinks, or no softmax. Otherwise
@@ -54,7 +54,7 @@ class Factor:
     latent, latent_bias
         Projection to the latent, which is normalized, and its bias, for latent attention.
     outer
-        Projection from the latent to the heads; None if the weight is not the stored one.
+        Projection from the latent to the heads; None for a replaced weight.
     """
 
     side: Side
@@ -69,7 +69,7 @@ class Factor:
 
     @property
     def drawn(self) -> tuple[Array, ...]:
-        """The matrices that an initialization draws: the weight, or the two around a latent.
+        """Matrices that an initialization draws: the weight, or the two weights around a latent.
 
         The entries of a product of random matrices are not independent.
         """
@@ -104,8 +104,8 @@ class Factor:
     ) -> Array:
         """Compute queries, keys or values (…, H, N, R) of vectors (…, N, D), before positions.
 
-        The vectors are products with the folded weight, by default `weight`, times the scale that
-        the norms give each token.
+        The vectors are products with the folded weight, by default `weight`, times each token's
+        scale from the norms.
         """
         projection, norm = self.side.projection, self.side.norm
         result = _projected(x, self.weight if weight is None else weight, self.bias)
@@ -139,7 +139,7 @@ class Factor:
         x
             Inputs of the projection, (…, N, D).
         rotate
-            Rotates vectors (…, H, N, R) by the positions of their tokens.
+            Function that rotates vectors (…, H, N, R) by the positions of their tokens.
         """
         norm = self.side.norm
         assert norm is not None
@@ -159,7 +159,7 @@ class Factor:
 
 
 def lack_of_values(plan: AttentionPlan) -> str:
-    """Return why a block has no values and outputs: its family, or its checkpoint, lacks them."""
+    """Return the reason why a block has no values and outputs: its family or its checkpoint."""
     if not plan.rule.output:
         return f"family {plan.family} describes no values and outputs"
     names = plan.rule.value if plan.value is None and plan.rule.value else plan.rule.output
@@ -170,10 +170,10 @@ def lack_of_values(plan: AttentionPlan) -> str:
 def load_factor(
     stored: Mapping[Part, Array], side: Side, name: str, *, contiguous: bool = True
 ) -> Factor:
-    """Build the factor of one side from the parts that were read.
+    """Return the factor of one side from the parts that were read.
 
-    If not ``contiguous``, a weight that is stored (in, out) is turned without a copy.
-    Raises `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
+    If not ``contiguous``, a weight that is stored (in, out) is transposed without a copy. Raises
+    `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
     """
     projection, norm = side.projection, side.norm
     if isinstance(projection, Composed):
@@ -214,14 +214,14 @@ def load_factor(
 
 
 class BlockWeights:
-    """The weights of one block; each weight is read when it is first needed, and only once.
+    """The weights of one block; each weight is read on first use, and only once.
 
     Attributes
     ----------
     checkpoint
         The checkpoint that stores the weights.
     plan
-        The plan of the block, which names its weights.
+        The plan of the block, with the names of its weights.
     """
 
     def __init__(self, checkpoint: Checkpoint, plan: AttentionPlan) -> None:
@@ -238,7 +238,7 @@ class BlockWeights:
     def _factors(self, *sides: Side) -> tuple[Factor, Factor]:
         """Return the factors of two sides, read in one request.
 
-        `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
+        Raises `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
         """
         self.read([part for side in sides for part in side.parts])
         left, right = (load_factor(self._stored, side, self.checkpoint.name) for side in sides)
@@ -271,7 +271,7 @@ class BlockWeights:
 
     @cached_property
     def query_key(self) -> tuple[Factor, Factor]:
-        """`query` and `key`."""
+        """The factors `query` and `key`."""
         return self._factors(self.plan.query, self.plan.key)
 
     @property
@@ -283,13 +283,13 @@ class BlockWeights:
     def key(self) -> Factor:
         """Weight of the keys (G, R, D), with bias and norm.
 
-        Query head h meets key head h // (H/G).
+        Query head h uses key head h // (H/G).
         """
         return self.query_key[1]
 
     @cached_property
     def positional(self) -> tuple[Factor, Factor] | None:
-        """Position dimensions of latent attention, as queries and keys; None without these.
+        """Position dimensions of latent attention, as queries and keys; None if absent.
 
         The form does not contain these dimensions.
         """
@@ -302,7 +302,7 @@ class BlockWeights:
     def value_output(self) -> tuple[Factor, Factor]:
         """Weights of values (G, R, D) and outputs (H, R, D), with biases and norms.
 
-        `CheckpointError` if the family describes none, or they are not there.
+        Raises `CheckpointError` if the family or the checkpoint lacks values and outputs.
         """
         if self.plan.value is None or self.plan.output is None:
             raise CheckpointError(
@@ -323,10 +323,10 @@ class BlockWeights:
         return with_norm(weight, bias, gain, shift, norm.kind)
 
     def gain(self, norm: Norm) -> tuple[Array, Array | None]:
-        """Return the gain of a norm, and its bias if the norm has one.
+        """Return the gain of a norm, and its bias or None.
 
-        `NonFiniteWeights` if they have NaN or infinite entries, `CheckpointError` if they are no
-        vectors.
+        Raises `NonFiniteWeights` for NaN or infinite entries, and `CheckpointError` for arrays that
+        are not vectors.
         """
         parts = [*norm.gain, *norm.bias]
         for part, values in zip(parts, self.read(parts), strict=True):
@@ -411,7 +411,7 @@ def stacked(
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
-    """Return a R(−N) Bᵀ, the form between a query and a key N tokens before it.
+    """Return a R(−N) Bᵀ, the form between a query and a key N tokens earlier.
 
     The attention factor of YaRN and LongRoPE is left out, because it is the same at every distance.
 
@@ -446,7 +446,7 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
 
 
 def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
-    """Return whether norms should be folded into a block, but no known norm feeds it.
+    """Return whether norms should be folded in, but no norm before the block is known.
 
     Either the residual stream is projected without a norm, or another operation lies between the
     norm and the projections. Then no norm is folded.
@@ -471,7 +471,7 @@ def with_norm(
     shift: Float[Array, " d"] | None,
     kind: str,
 ) -> tuple[Array, Array | None]:
-    """Fold the norm that feeds a projection into its weight and bias: gain, shift and centering.
+    """Fold the norm before a projection into its weight and bias: gain, shift and centering.
 
     The results act on normalized vectors. The kind of norm is ``rms`` or ``layer``.
     """
@@ -516,7 +516,7 @@ class Omission(NamedTuple):
 def omissions(plan: AttentionPlan, coordinates: Coordinates = PLAIN) -> Iterator[Omission]:
     """Yield the terms that the forms of one block leave out, in the order of the computation.
 
-    Output-value forms are no scores and leave out no terms.
+    Output-value forms are not scores, and leave out no terms.
 
     Examples
     --------

@@ -1,18 +1,18 @@
 """Optional measures of a block: upper bounds of its scores, and its rotary planes.
 
-The bounds follow from the weights alone. A norm feeds the projections: its output before the gain,
-x̂, has length at most √D. With gains and biases folded in, q = Ã x̂ + a has length at most
-√D σ₁(Ã) + ‖a‖, which rotary positions do not change, and no score is larger than scale · ‖q‖ ‖k‖ at
-any distance. At distance N the score is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more
-row and column.
+The bounds follow only from the weights. Before the projections there is a norm: its output before
+the gain, x̂, has length at most √D. With gains and biases folded in, q = Ã x̂ + a has length at
+most √D σ₁(Ã) + ‖a‖, which rotary positions do not change, and no score is larger than scale · ‖q‖
+‖k‖ at any distance. At distance N the score is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as
+one more row and column.
 
 Queries or keys that are themselves normalized, with gains g, have length at most √R max|g| for any
 input. Vectors from a normalized latent of width C have length at most √C σ₁(B), with B the weight
 that follows the latent.
 
 Rotary positions rotate a head's dimensions plane by plane: fast planes distinguish nearby
-positions, slow ones hardly rotate and match content at any distance. A plane's contribution to the
-score is bounded by E_k = ‖A_k‖ ‖B_k‖, the norms of its two columns in each factor.
+positions, slow planes hardly rotate and match content at any distance. A plane's contribution to
+the score is bounded by E_k = ‖A_k‖ ‖B_k‖, the norms of its two columns in each factor.
 
 Axes: H query heads, G key heads, R head width, D model width, C latent width, P rotary planes.
 """
@@ -58,7 +58,7 @@ class Ceilings:
 
 
 def lacks_ceiling(plan: AttentionPlan) -> str:
-    """Return the reason why a block's scores have no bound; empty if they have one."""
+    """Return the reason why a block's scores have no bound; empty if they have a bound."""
     if not plan.has_softmax:
         return f"{plan.what} has no scores, but products that are added up"
     sides = [plan.query, plan.key]
@@ -74,7 +74,7 @@ def lacks_ceiling(plan: AttentionPlan) -> str:
 
 
 def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
-    """List the parts of a checkpoint that `ceilings` reads besides the plan's own parts."""
+    """List the parts of a checkpoint that `ceilings` reads besides the parts in the plan."""
     parts: list[Part] = []
     for side in (plan.query, plan.key):
         if side.input_norm:
@@ -85,7 +85,7 @@ def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
 
 
 def ceilings(block: BlockWeights, distances: Sequence[int] = (0,)) -> Ceilings | None:
-    """Compute the bounds of one block; None if it has no bound, see `lacks_ceiling`.
+    """Return the bounds of one block; None if its scores have no bound, see `lacks_ceiling`.
 
     Examples
     --------
@@ -117,13 +117,13 @@ def ceilings(block: BlockWeights, distances: Sequence[int] = (0,)) -> Ceilings |
 
 
 def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
-    """Return the sides with their input norms; position dimensions have the norms of the others."""
+    """Return the sides with input norms; the norms of position dimensions too."""
     norms = [plan.query.input_norm, plan.key.input_norm] * 2
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
 
 def _length(block: BlockWeights, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
-    """Largest possible length of a query or a key, for each of its heads."""
+    """Return the largest possible length of a query or a key, for each head."""
     plan = block.plan
     heads, width, d = factor.stored_weight.shape
     if side.norm is not None:
@@ -148,7 +148,7 @@ def _length(block: BlockWeights, factor: Factor, side: Side) -> Float[np.ndarray
 
 
 def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"]:
-    """√R max|g|, or √(H R) max|g| if all heads are normalized together."""
+    """Return √R max|g|, or √(H R) max|g| if all heads are normalized together."""
     heads, width, _ = factor.stored_weight.shape
     gain = np.ones(width)
     gain_size = 0
@@ -168,7 +168,7 @@ def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"
 
 
 def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " heads"]:
-    """Largest singular value of each head's weight, in float64."""
+    """Return the largest singular value of each head's weight, in float64."""
     weight = weight.astype(np.float64)
     squares = np.linalg.eigvalsh(weight @ weight.swapaxes(-1, -2))
     return np.asarray(np.sqrt(squares[:, -1].clip(min=0)))
@@ -177,7 +177,7 @@ def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " 
 def _by_distance(
     block: BlockWeights, bound: np.ndarray, distances: Sequence[int]
 ) -> dict[int, np.ndarray]:
-    """Return, by distance, the smaller of the general bound and the bound of the form there."""
+    """Return, by distance, the smaller of the general bound and the bound of the form."""
     plan = block.plan
     factors = (block.query, block.key)
     is_linear = all(
@@ -220,7 +220,7 @@ class Bands(NamedTuple):
     frequencies
         Magnitude of the radians per token of each plane, after any scaling.
     axes
-        Axis of the positions that turn the plane: 0, or 1 for the columns of a picture's patches.
+        Axis of the positions that rotate the plane: 0, or 1 for the columns of an image's patches.
     energies
         E_k of each query head.
     """
@@ -231,13 +231,13 @@ class Bands(NamedTuple):
 
     @property
     def shares(self) -> Float[np.ndarray, "heads planes"]:
-        """E_k / Σ E_k, (H, P); NaN of a head whose form is zero."""
+        """E_k / Σ E_k, (H, P); NaN for a head with a zero form."""
         size = self.energies.sum(axis=1, keepdims=True)
         return self.energies / np.where(size == 0, np.nan, size)
 
     @property
     def low_share(self) -> Float[np.ndarray, " heads"]:
-        """The share of the slower half of all planes in Σ E_k, (H,); 1/2 by chance."""
+        """Share of the slower half of all planes in Σ E_k, (H,); 1/2 by chance."""
         slow = np.argsort(self.frequencies, kind="stable")[: len(self.frequencies) // 2]
         return np.asarray(self.shares[:, slow].sum(axis=1))
 

@@ -40,14 +40,14 @@ FEW = 4096
 
 
 def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0) -> float:
-    """Return half the distance of neighboring stored numbers of a side, relative to them.
+    """Return half the distance of neighboring stored numbers of a side, relative to the numbers.
 
     Parameters
     ----------
     block, factor, side
         The block, and the weights and the plan of one of its sides.
     roundings
-        Number of rounded factors whose product a stored weight is.
+        Number of rounded factors in the product that makes a stored weight.
     """
     is_stored = isinstance(side.projection, Projection)
     largest = 0.0
@@ -62,7 +62,7 @@ def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0
 
 
 def grid(dtype: str, values: np.ndarray) -> str:
-    """Return the coarsest number type that holds these values, which may be narrower than stored.
+    """Return the coarsest number type that represents these values; it may be narrower than stored.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def grid(dtype: str, values: np.ndarray) -> str:
 
 
 def lies_on(values: np.ndarray, kind: str) -> bool:
-    """Return whether a narrower type holds all of these values; float8 up to one scale."""
+    """Return whether a narrower type represents all of these values; float8 up to one scale."""
     if kind in MANTISSA:
         return _lies_on_float8(values, kind)
     single = values.astype(np.float32)
@@ -93,7 +93,7 @@ def lies_on(values: np.ndarray, kind: str) -> bool:
 
 
 def _lies_on_float8(values: np.ndarray, kind: str) -> bool:
-    """Return whether values are those of a float8 type times one scale, rounded to bfloat16.
+    """Return whether values are float8 values times one scale, rounded to bfloat16.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _lies_on_float8(values: np.ndarray, kind: str) -> bool:
 
 
 def rounding_at_zero(kind: str, values: np.ndarray) -> float:
-    """Return half the distance of a type's numbers next to zero, given values that it holds."""
+    """Return half the distance of a type's numbers next to zero, for values of this type."""
     if kind not in MANTISSA:
         return AT_ZERO.get(kind, 0.0)
     sizes = np.abs(values[values != 0])

@@ -1,8 +1,8 @@
-"""Fingerprints of blocks for `wqk.kin`: a few numbers that changes of coordinates leave alone.
+"""Fingerprints of blocks for `wqk.kin`: a few numbers that changes of coordinates do not alter.
 
 A model's output stays equal under three changes of its queries and keys: renumbered heads, a
-rotated residual stream, and rotated dimensions inside a head. Each part of a fingerprint keeps some
-of these numberings and is blind to the remaining changes:
+rotated residual stream, and rotated dimensions inside a head. Each part of a fingerprint depends on
+some of these numberings, and does not depend on the others:
 
 ====================  =====================================================  =====================
 part                  content                                                numberings kept
@@ -71,7 +71,7 @@ SINUSOIDAL = {
 
 
 class FixedNumberings(NamedTuple):
-    """Reasons why numberings of a block carry meaning; empty where a numbering is chance."""
+    """Reasons why numberings of a block carry meaning; empty if a numbering is chance."""
 
     heads: str
     coordinates: str
@@ -88,7 +88,7 @@ class Fingerprint:
         Place of the block.
     pairs
         Cosines of all pairs of heads: of M_a with M_bᵀ at index 0, of M_a with M_b at index 1. NaN
-        where a cosine is not computed.
+        if a cosine is not computed.
     norms
         ‖M_h‖ of each head.
     query, key
@@ -143,7 +143,7 @@ class Fingerprint:
 
 
 def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
-    """Read one block; None if its form is not square, as symmetry needs.
+    """Read one block; None if its form is not square, because symmetry needs a square form.
 
     With ``folds``, the gains of the norms before the block are folded in.
     """
@@ -182,9 +182,9 @@ def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
 
 
 def _rounding(block: Block) -> float:
-    """Largest relative error that the number types of the stored weights allow.
+    """Return the largest relative error that the number types of the stored weights allow.
 
-    Weights that were once stored in 16 bits remain as coarse if each weight now takes 32 bits.
+    Weights that were rounded to 16 bits keep this error if they are now stored in 32 bits.
     """
     parts = [*block.plan.query.parts, *block.plan.key.parts]
     errors = []
@@ -196,21 +196,21 @@ def _rounding(block: Block) -> float:
 
 
 def _fixed_heads(plan: AttentionPlan) -> str:
-    """Return why the order of heads carries meaning; empty if it does not."""
+    """Return the reason why the order of heads carries meaning; empty if it does not."""
     if "alibi" in plan.position:
         return "its heads differ by their linear biases"
     return ""
 
 
 def _fixed_coordinates(block: Block) -> str:
-    """Return why coordinates of the residual stream carry meaning; empty if they do not."""
+    """Return the reason why stream coordinates carry meaning; empty if they do not."""
     if {block.plan.family, block.checkpoint.config.get("model_type")} & SINUSOIDAL:
         return "its residual stream holds sinusoids of position"
     return ""
 
 
 def _fixed_dimensions(plan: AttentionPlan) -> str:
-    """Return why dimensions of a head carry meaning; empty if they do not."""
+    """Return the reason why dimensions of a head carry meaning; empty if they do not."""
     if plan.rule.guess:
         return "whether its positions turn dimensions is not known, as its family was guessed"
     if plan.position.startswith("rotary"):
@@ -277,7 +277,7 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _symmetric(traces: np.ndarray, heads: int) -> Float[np.ndarray, "heads heads"]:
-    """Return traces of all pairs of heads; ``traces`` has those with the same or a later head."""
+    """Return traces of all pairs of heads, from ``traces`` with the same or a later head."""
     upper = np.triu(traces.reshape(heads, heads))
     return upper + np.triu(upper, 1).T
 
@@ -296,7 +296,7 @@ def _units(width: int, planes: tuple[slice, slice] | None) -> Int[np.ndarray, " 
 
 
 def _compared_dimensions(units: Int[np.ndarray, " r"]) -> np.ndarray:
-    """Dimensions of the units that are compared, (U, 1) or (U, 2): units of one size."""
+    """Return the dimensions of the compared units, (U, 1) or (U, 2): units of one size."""
     size = 2 if (units == 0).sum() == 2 else 1
     dimensions_by_unit = [np.flatnonzero(units == unit) for unit in range(units.max() + 1)]
     # The first planes are the fast ones, which training texts of any length turn.
@@ -304,7 +304,7 @@ def _compared_dimensions(units: Int[np.ndarray, " r"]) -> np.ndarray:
 
 
 def _grams(products: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
+    """Return AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
     dimensions = _compared_dimensions(units)
     count, within = dimensions.shape
     compared = dimensions.ravel()
@@ -320,9 +320,9 @@ def _grams(products: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Singular values of A Bᵀ: roots of the eigenvalues of S (AᵀA) Sᵀ, where SᵀS = BᵀB.
+    """Return singular values of A Bᵀ: roots of the eigenvalues of S (AᵀA) Sᵀ, with SᵀS = BᵀB.
 
-    ``queries`` are AᵀA of each head, (H, R, R), and ``keys`` BᵀB of each key head, (G, R, R).
+    ``queries`` are AᵀA of all heads, (H, R, R), and ``keys`` are BᵀB of all key heads, (G, R, R).
     """
     heads_per_key_head = len(queries) // len(keys)
     roots = root_of(keys.astype(np.float64))
@@ -339,12 +339,12 @@ def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
 def spectral_closeness(
     reference: Sequence[Fingerprint], candidate: Sequence[Fingerprint]
 ) -> float | None:
-    """Relative distance of the candidate's heads to the reference's, by singular values.
+    """Return the relative distance of the candidate's heads to the reference's, by singular values.
 
-    The median over heads of the distance to the nearest head of the reference, divided by the
-    median distance to the nearest other head of the candidate: near 1 for models that have nothing
-    in common, 0 for a copy in any coordinates. None if the widths of heads differ, or if the
-    candidate has a single head.
+    The result is the median over heads of the distance to the nearest head of the reference,
+    divided by the median distance to the nearest other head of the candidate: near 1 for unrelated
+    models, 0 for a copy in any coordinates. None if the widths of heads differ, or if the candidate
+    has a single head.
     """
     if len({block.head_width for block in (*reference, *candidate)}) > 1:
         return None
@@ -362,5 +362,5 @@ def spectral_closeness(
 
 
 def _distances(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Distance of each row of the first array to each row of the second."""
+    """Return the distance of each row of the first array to each row of the second."""
     return np.array([np.linalg.norm(columns - row, axis=1) for row in rows.astype(np.float64)])

@@ -1,7 +1,7 @@
 """Test of kinship by descent or initialization, from the queries and keys of two models.
 
 Tests of the weights decide. Coordinates of the residual stream may agree for another reason, such
-as embeddings that both models were trained on; therefore embeddings are then compared, too.
+as common embeddings in training. Therefore, if coordinates agree, embeddings are also compared.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LayerMatch(Advising, synonyms={"of_stack": "reference_stack", "of_layer": 
     reference_stack, reference_layer
         Place of the reference's block; None if no block agrees more than chance allows.
     p
-        Share of renumberings in which any layer agrees as well.
+        Share of renumberings in which any layer has at least this agreement.
     heads
         For each head, the closest head of the reference.
     changes
@@ -112,17 +112,17 @@ class LayerMatch(Advising, synonyms={"of_stack": "reference_stack", "of_layer": 
 
 @dataclass(frozen=True)
 class Likeness:
-    """Likeness of the embeddings, or of the gains, of two models.
+    """Similarity of the embeddings, or of the gains, of two models.
 
     Attributes
     ----------
     what
         The compared tensors: token embeddings, or gains of norms.
     equal
-        Share of values that are equal but for rounding to 16 bits.
+        Share of values that are equal up to rounding to 16 bits.
     correlation
-        Correlation of the values, without what all rows of embeddings share and without the mean
-        of each norm's gains; None if all values of a model are equal.
+        Correlation of the values, after subtracting the mean row of embeddings, or the mean of each
+        norm's gains; None if all values of a model are equal.
     """
 
     what: str
@@ -162,25 +162,25 @@ class Kinship(
     reference, candidate
         Names of the two models.
     p
-        Probability of such an agreement of heads, dimensions and weights between models that share
-        nothing; None if no test applies.
+        Probability of this agreement of heads, dimensions and weights between unrelated models;
+        None if no test applies.
     coordinates_p
-        The same for the coordinates of the residual stream.
+        Probability of the agreement of coordinates of the residual stream.
     floor
         The smallest p that the number of renumberings allows.
     tests
         The result of each test.
     likenesses
-        Likeness of embeddings and gains, compared where coordinates agree.
+        Similarity of embeddings and gains, if coordinates agree.
     matches
         The matching layers; empty unless the models are related.
     kind
-        ``copy``, ``rotated copy``, ``changed``, ``rearranged``; None where it would be a guess.
+        ``copy``, ``rotated copy``, ``changed``, ``rearranged``; None if uncertain.
     bounds
-        Whether changes are lower bounds, from singular values, as coordinates differ.
+        Whether changes are lower bounds from singular values, because coordinates differ.
     closeness
-        Distance of the candidate's heads to the reference's, by singular values, divided by the
-        distance between the candidate's heads. It has no p.
+        Distance of the candidate's heads to the reference's heads, by singular values, divided by
+        the distance between the candidate's heads; without a p.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
@@ -207,7 +207,7 @@ class Kinship(
 
     @property
     def conclusion(self) -> str:
-        """``related``, ``shared coordinates`` where only coordinates agree, or ``no sign``."""
+        """``related``; ``shared coordinates`` if only coordinates agree; or ``no sign``."""
         if self.related:
             return "related"
         if self.coordinates_p is not None and self.coordinates_p <= RELATED:
@@ -251,13 +251,13 @@ class Kinship(
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    """Median of the values that are not None; None if there is no such value."""
+    """Return the median of the values that are not None; None without such values."""
     numbers = [value for value in values if value is not None]
     return float(np.median(numbers)) if numbers else None
 
 
 def _reading(kinship: Kinship) -> Iterator[str]:
-    """Sentences for the meaning of a result."""
+    """Return sentences about the meaning of a result."""
     if kinship.conclusion == "shared coordinates":
         yield from _reading_of_shared_coordinates(kinship)
     elif kinship.related:
@@ -267,7 +267,7 @@ def _reading(kinship: Kinship) -> Iterator[str]:
 
 
 def _close_spectra(kinship: Kinship) -> str:
-    """Clause about singular values that are closer than usual; empty if they are not."""
+    """Return a clause about singular values that are closer than usual; else empty."""
     if kinship.closeness is None or kinship.closeness >= CLOSE_SPECTRA:
         return ""
     return (
@@ -356,7 +356,7 @@ def _verdict(kinship: Kinship) -> str:
 
 
 def _summary(kinship: Kinship) -> str:
-    """Sentence about the matched layers: their number, their places and their change."""
+    """Return a sentence about the matched layers: their number, their places and their change."""
     matched = [match for match in kinship.matches if match.reference_layer is not None]
     places = "in place" if in_place(kinship.matches) else "in other places"
     order = "order" if all(map(_in_order, matched)) else "another order"
@@ -371,10 +371,10 @@ def _summary(kinship: Kinship) -> str:
 
 
 def _dropped_and_doubled(matched: Sequence[LayerMatch]) -> str:
-    """Name layers of the reference that no layer of the candidate matches, or several do.
+    """Name layers of the reference that match no layer, or several layers, of the candidate.
 
-    Only layers between matched ones can be missed, as the matches do not contain the reference's
-    depth.
+    Only layers between matched layers are known to be dropped, because the matches do not contain
+    the reference's depth.
     """
     sentences = []
     for stack in dict.fromkeys(match.reference_stack for match in matched):
@@ -394,7 +394,7 @@ def _dropped_and_doubled(matched: Sequence[LayerMatch]) -> str:
 def in_place(matches: Sequence[LayerMatch]) -> bool:
     """Return whether each matched layer has the number of its match, in the corresponding stack.
 
-    Stacks are named by what they are: an encoder may correspond to a decoder.
+    Corresponding stacks may have different names, such as encoder and decoder.
     """
     matched = [match for match in matches if match.reference_layer is not None]
     if any(match.layer != match.reference_layer for match in matched):
@@ -411,7 +411,7 @@ def in_place(matches: Sequence[LayerMatch]) -> bool:
 
 
 def _in_order(match: LayerMatch) -> bool:
-    """Return whether each head matches the head of its number."""
+    """Return whether each head matches the head with its number."""
     return match.heads == tuple(range(len(match.heads)))
 
 
@@ -486,17 +486,17 @@ def kin(
 ) -> Kinship:
     """Test whether two models are related: by descent, or by a shared initialization.
 
-    The agreement of two models' forms is compared with that after renumbering the candidate's
-    heads, coordinates or dimensions, which changes nothing that the models share by architecture,
-    recipe or text. Reads queries and keys only, block by block; where the coordinates of the
-    residual stream agree, also some rows of the embeddings and the gains of norms.
+    The agreement of two models' forms is compared with the agreement after renumbering the
+    candidate's heads, coordinates or dimensions. A renumbering does not change similarities due to
+    architecture, recipe or text. Only queries and keys are read, block by block; if the coordinates
+    of the residual stream agree, also some rows of the embeddings and the gains of norms.
 
     Parameters
     ----------
     reference, candidate
-        Two models, or what `wqk.open` takes: folders, files, hub ids, live modules.
+        Two models, or references for `wqk.open`: folders, files, hub ids, live modules.
     on_progress
-        Called after every block with the number done and the number of all.
+        Called after every block with the number of finished blocks and the number of all blocks.
 
     Returns
     -------
@@ -506,7 +506,7 @@ def kin(
     Raises
     ------
     CheckpointError
-        A model has no self-attention that can be compared, or two have no numbering in common.
+        A model has no comparable self-attention, or the models have no numbering in common.
 
     Examples
     --------
@@ -556,14 +556,14 @@ def kin(
 
 
 def _is_rotated_copy(reference: Any, candidate: Any) -> bool:
-    """Return whether one rotation of the residual stream turns one model into the other."""
+    """Return whether one rotation of the residual stream maps one model to the other."""
     with suppress(CheckpointError):
         return same(reference, candidate, up_to=("stream",)).same is True
     return False
 
 
 def _shape(model: FingerprintedModel) -> str:
-    """Shape of a model's heads, in words."""
+    """Return the shape of a model's heads, in words."""
     block = model.fingerprints[0]
     heads = counted(block.head_count, "head")
     return f"{heads} of width {block.head_width} on {block.width} dimensions"
@@ -615,9 +615,9 @@ def _read(
 
 
 def _matching_test(evidence: KinshipEvidence) -> str:
-    """Name of the test that layers and heads are matched by: the first that sees the relation.
+    """Return the name of the test that matches layers and heads: the first that shows the relation.
 
-    If the coordinates agree, forms can be compared entry by entry. If no test alone sees the
+    If the coordinates agree, forms can be compared entry by entry. If no single test shows the
     relation, the test with the largest deviation is chosen.
     """
     results = {result.name: result for result in evidence.results if result.p is not None}
@@ -659,9 +659,9 @@ def _matches(
 def _changes(
     reference: Fingerprint, candidate: Fingerprint, heads: Sequence[int], bounds: bool
 ) -> tuple[float | None, ...]:
-    """‖M_candidate − M_reference‖ / ‖M_reference‖ of each head, on the sampled coordinates.
+    """Return ‖M_candidate − M_reference‖ / ‖M_reference‖ of each head, on the sampled coordinates.
 
-    With ``bounds`` the smallest change that any rotations R and S of the reference allow,
+    With ``bounds``, the result is the smallest change for any rotations R and S of the reference,
     ‖M_candidate − R M_reference S‖, which is the distance of the singular values (Mirsky).
     """
     if bounds:
@@ -685,11 +685,10 @@ def _kind(
     matches: Sequence[LayerMatch],
     bounds: bool,
 ) -> str | None:
-    """Kind of relation, by what became of the forms; None where it would be a guess.
+    """Return the kind of relation, from the changes of the forms; None if uncertain.
 
-    The forms are equal but for the rounding of stored weights; or all forms are in place, or in
-    other places, and have changed by less than their own size. Larger changes may be matches by
-    chance.
+    The forms are equal up to the rounding of stored weights; or all forms are in place, or in other
+    places, and have changed by less than their size. Matches with larger changes may be chance.
     """
     changes = [match.change for match in matches if match.change is not None]
     if len(reference.fingerprints) != len(candidate.fingerprints) or len(changes) != len(matches):
@@ -705,7 +704,7 @@ def _kind(
 
 
 def _likenesses(reference: FingerprintedModel, candidate: FingerprintedModel) -> Iterator[Likeness]:
-    """Likeness of the tensors that may explain shared coordinates: embeddings, and gains."""
+    """Yield similarities of tensors that may explain shared coordinates."""
     # Without what all rows of embeddings share, such as outlying coordinates, and without the mean
     # of gains, which is near 1.
     for name, read, axis in (("token embeddings", _embeddings, 0), ("gains of norms", _gains, 1)):
@@ -723,9 +722,10 @@ def _likenesses(reference: FingerprintedModel, candidate: FingerprintedModel) ->
 def _likeness(
     name: str, reference_values: np.ndarray, candidate_values: np.ndarray, axis: int
 ) -> Likeness | None:
-    """Likeness of two arrays, correlated without their means along ``axis``.
+    """Return the similarity of two arrays, correlated without their means along ``axis``.
 
-    None if the arrays differ but one has no correlation, since all its values are equal.
+    None if the arrays differ, but the correlation is undefined because all values of an array are
+    equal.
     """
     x = reference_values.astype(np.float64)
     y = candidate_values.astype(np.float64)
@@ -740,7 +740,7 @@ def _likeness(
 
 
 def _embeddings(model: FingerprintedModel) -> np.ndarray | None:
-    """Return some rows of the table of token embeddings; None if the table is not known."""
+    """Return some rows of the table of token embeddings; None if the table is unknown."""
     try:
         table = embedding_table(model.checkpoint, model.fingerprints[0].width)
     except CheckpointError:

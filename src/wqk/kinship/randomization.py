@@ -1,22 +1,23 @@
-"""Tests of kinship: agreement of two models beyond what their numberings give by chance.
+"""Tests of kinship: agreement of two models beyond the agreement by chance of their numberings.
 
-Weights are drawn independently, and training treats all heads of a layer alike, all coordinates of
-the residual stream, and all dimensions of a head. If two models share nothing, every renumbering of
-the candidate was therefore as likely as the actual numbering, whatever the two models have in
-common besides weights: architecture, recipe, text, order of the text. If attention was trained from
+Weights are drawn independently, and training treats all heads of a layer in the same way, all
+coordinates of the residual stream, and all dimensions of a head. Therefore, if two models have no
+weights in common, every renumbering of the candidate is as likely as the actual numbering, also for
+models with common architecture, recipe, text and order of the text. If attention was trained from
 scratch on the embeddings of another model, the argument holds for heads and dimensions, but not for
-coordinates. Each test renumbers the candidate many times, and counts how often the agreement is as
-large as the agreement of the actual numbering:
+coordinates. Each test renumbers the candidate many times, and counts the renumberings with at least
+the agreement of the actual numbering:
 
 - ``heads``: the heads of each layer are permuted; heads that share a key head stay together;
 - ``coordinates``: the coordinates of the residual stream are permuted, in all layers at once;
 - ``dimensions``: the units of each head change their signs, in queries and keys at once, and
   are compared with each other within each head;
 - ``weights``: units change their signs as for ``dimensions``, and weights are compared as stored.
-  The test sees no relation after any of the three changes, and the weakest relation otherwise.
+  The test detects no relation after any of the three changes; otherwise it detects the weakest
+  relation.
 
-The matching layer (and for ``dimensions`` the matching head) is searched: layers within each
-renumbering again, heads by numbers that no change of signs alters.
+The tests search for the matching layer (and for ``dimensions`` the matching head): layers again in
+each renumbering, heads by numbers that do not depend on signs.
 
 Axes: N renumberings, L layers of the candidate, K layers of the reference, H heads, G key heads,
 S sampled coordinates, U units of a head.
@@ -77,13 +78,14 @@ class RandomizationResult:
     name
         Name of the test: ``heads``, ``coordinates``, ``dimensions``, ``weights``.
     p
-        Share of renumberings, the actual numbering included, that agree as well.
+        Share of renumberings, including the actual numbering, with at least this agreement.
     z
-        Standard deviations from the mean over renumberings.
+        Deviation from the mean over renumberings, in standard deviations.
     visible
-        The smallest agreement, as a share of a copy's, that one in a thousand renumberings exceeds.
+        The agreement that one in a thousand renumberings exceeds, relative to the agreement of a
+        copy.
     left_out
-        Why the test was left out; empty if it was not.
+        Reason why the test was left out; else empty.
     """
 
     name: str
@@ -99,7 +101,7 @@ class KinshipEvidence(NamedTuple):
     Attributes
     ----------
     p
-        p of heads, dimensions and weights together; None if no test applies.
+        Joint p of heads, dimensions and weights; None if no test applies.
     coordinates_p
         p of the coordinates of the residual stream; None if the test does not apply.
     floor
@@ -179,9 +181,9 @@ def _result(
 
 
 def layer_shares(agreement: Agreement) -> Float[np.ndarray, " layers"]:
-    """For each layer, the share of renumberings in which some layer agrees as well.
+    """Return, for each layer, the share of renumberings in which any layer agrees at least as much.
 
-    The largest agreement over all layers of a renumbering is compared, which corrects for the
+    The comparison with the largest agreement over all layers of a renumbering corrects for the
     number of layers.
     """
     largest = agreement.layers[1:].max(axis=1)
@@ -199,7 +201,7 @@ class LayerAgreement(NamedTuple):
     best
         Position of the best layer among the compared layers of the reference.
     heads
-        The head of that layer that each head of the candidate's layer matches.
+        For each head of the candidate's layer, the matching head of the best layer.
     copy
         Agreement of the candidate's layer with a copy.
     """
@@ -215,22 +217,23 @@ PreparedLayers = Sequence[tuple["Fingerprint", Any]]
 
 
 class RandomizationTest(NamedTuple):
-    """A test: one numbering, and the agreement of a layer when the numbering is drawn again.
+    """A test: one numbering, and the agreement of a layer after drawing the numbering again.
 
     Attributes
     ----------
     fixed
-        Returns why the numbering of a fingerprint carries meaning; empty if it is chance.
+        Function that returns the reason why the numbering of a fingerprint carries meaning; empty
+        if the numbering is chance.
     shape
-        Returns the shape of a layer; layers of equal shape can be compared.
+        Function that returns the shape of a layer; layers of equal shape can be compared.
     prepare
-        Returns the values of a layer that are compared; called once for each layer.
+        Function that returns the compared values of a layer; called once for each layer.
     compare
-        Compares the comparable layers of the reference with a layer of the candidate.
+        Function that compares the comparable layers of the reference with a layer of the candidate.
     length
-        Returns the number of numbered things; there is only one order of a single thing.
+        Function that returns the number of numbered elements; a single element has only one order.
     refusal
-        The reason where no layers can be compared.
+        The reason given if no layers can be compared.
     """
 
     fixed: Callable[[Fingerprint], str]
@@ -247,11 +250,11 @@ class Draw(NamedTuple):
     Attributes
     ----------
     size
-        Number N of numberings, the actual one included.
+        Number N of numberings, including the actual numbering.
     random
         Generator of random numbers.
     stream_orders
-        Orders of the residual stream that were drawn, by its width: all layers share one.
+        Drawn orders of the residual stream, by its width; all layers share one order.
     """
 
     size: int
@@ -266,7 +269,7 @@ def renumber(
     count: int,
     random: np.random.Generator,
 ) -> Agreement | str:
-    """Return the agreement of every layer of the candidate, or why the test does not apply."""
+    """Return the agreement of the candidate's layers, or why the test does not apply."""
     for block in (*reference, *candidate):
         reason = test.fixed(block)
         if reason:
@@ -294,17 +297,17 @@ def renumber(
 
 
 def _positions(values: Sequence[Any], value: Any) -> list[int]:
-    """Positions of a value in a sequence."""
+    """Return the positions of a value in a sequence."""
     return [position for position, entry in enumerate(values) if entry == value]
 
 
 def _reordered(
     prepared_layers: PreparedLayers, entries: np.ndarray, orders: np.ndarray
 ) -> tuple[np.ndarray, int, float]:
-    """Agreement in each order with the best layer, the best layer, and a copy's agreement.
+    """Return the agreement in each order, the best layer, and a copy's agreement.
 
-    ``entries`` of the candidate's layer are matrices whose rows and columns are put in the
-    ``orders``; the first order is the actual one.
+    ``entries`` of the candidate's layer are matrices; their rows and columns are permuted by the
+    ``orders``. The first order is the actual order.
     """
     columns = np.stack([values.ravel() for _, values in prepared_layers], axis=1)
     columns /= np.sqrt(len(columns))
@@ -327,7 +330,7 @@ def _reordered(
 def permuted_heads(
     prepared_layers: PreparedLayers, block: Fingerprint, relations: np.ndarray, draw: Draw
 ) -> LayerAgreement:
-    """Agreement of the relations of pairs of heads, under permutations of each layer's heads."""
+    """Return the agreement of pairs of heads, for permutations of each layer's heads."""
     orders = _head_orders(draw, block.head_count, block.key_heads)
     agreement, best, copy = _reordered(prepared_layers, relations, orders)
     return LayerAgreement(agreement, best, np.arange(block.head_count), copy)
@@ -336,7 +339,7 @@ def permuted_heads(
 def permuted_coordinates(
     prepared_layers: PreparedLayers, block: Fingerprint, entries: np.ndarray, draw: Draw
 ) -> LayerAgreement:
-    """Agreement of the layers' forms entry by entry, under permutations of the stream.
+    """Return the agreement of the layers' forms by entry, for permutations of the stream.
 
     Each head matches the head with the largest cosine on the sampled coordinates.
     """
@@ -359,10 +362,10 @@ def _flat_forms(block: Fingerprint) -> np.ndarray:
 def flipped_dimensions(
     prepared_layers: PreparedLayers, block: Fingerprint, sizes: np.ndarray, draw: Draw
 ) -> LayerAgreement:
-    """Agreement of heads with the closest heads, under changes of the signs of their units.
+    """Return the agreement of heads with the closest heads, for changes of signs of their units.
 
-    The closest layer, and in it the closest head of each head, are found by the sizes of the units'
-    products, which signs do not change.
+    The closest layer, and the closest head of each head in this layer, are found from the sizes of
+    the units' products, which do not depend on signs.
     """
     likeness_by_layer = [sizes @ reference_sizes.T for _, reference_sizes in prepared_layers]
     best = int(np.argmax([likeness.max(axis=1).sum() for likeness in likeness_by_layer]))
@@ -381,7 +384,7 @@ def flipped_weights(
     directions: Sequence[np.ndarray],
     draw: Draw,
 ) -> LayerAgreement:
-    """Agreement of weights, dimension by dimension, under changes of the signs of units."""
+    """Return the agreement of weights by dimension, for changes of signs of units."""
     columns = [_cosines(values, directions, block) for _, values in prepared_layers]
     cosines = np.stack(columns, axis=1)
     agreement = _signs(draw, cosines.shape[:1]) @ cosines
@@ -391,17 +394,17 @@ def flipped_weights(
 
 
 def _signs(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
-    """Random signs; row 0 changes none."""
+    """Draw random signs; row 0 changes none."""
     signs = draw.random.integers(0, 2, (draw.size, *shape)).astype(np.float32) * 2 - 1
     signs[0] = 1
     return signs
 
 
 def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
-    """Relations of all pairs of heads, compared with what is usual in the layer.
+    """Return relations of all pairs of heads, relative to the usual relations in the layer.
 
-    Pairs are standardized within three sets that permutations keep apart: a head with itself, heads
-    that share a key head, and all remaining pairs. The norm of a head takes the place of the head's
+    Pairs are standardized within three sets that permutations do not mix: a head with itself, heads
+    that share a key head, and all remaining pairs. The norm of a head is used instead of the head's
     cosine with itself.
     """
     heads = block.head_count
@@ -416,7 +419,7 @@ def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
 
 
 def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
-    """Return the layer's form on the sampled coordinates, freed of the scales of rows and columns.
+    """Return the layer's form on the sampled coordinates, without the scales of rows and columns.
 
     Otherwise two models whose residual streams have the same outlying coordinates would agree.
     """
@@ -432,7 +435,7 @@ def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
-    """Values of mean 0 and variance 1; 0 if all are equal, or if some are NaN."""
+    """Return values with mean 0 and variance 1; 0 if all are equal, or if any are NaN."""
     if not values.size or np.isnan(values).any():
         return np.zeros_like(values)
     centered = values - values.mean()
@@ -443,7 +446,7 @@ def _standardized(values: np.ndarray) -> np.ndarray:
 
 
 def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n heads"]:
-    """Random orders of heads that keep the heads of a key head together; row 0 changes none."""
+    """Draw orders of heads that keep the heads of a key head together; row 0 changes none."""
     sharing = heads // key_heads
     outer = draw.random.random((draw.size, key_heads)).argsort(axis=1)
     inner = draw.random.random((draw.size, key_heads, sharing)).argsort(axis=2)
@@ -453,7 +456,7 @@ def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n h
 
 
 def agreements(grams: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
-    """Agreement of each pair of units of a block's heads with the ``grams``, by key head.
+    """Return the agreement of each pair of units of a block's heads with ``grams``, by key head.
 
     Heads that share a key head change their signs together. The sum has standard deviation 1.
     """
@@ -479,9 +482,9 @@ def _cosines(
     directions: Sequence[np.ndarray],
     block: Fingerprint,
 ) -> Float[np.ndarray, " groups_units"]:
-    """Sum of the cosines of the dimensions of each unit of each key head, in queries and keys.
+    """Return the sum of cosines for each unit of each key head, in queries and keys.
 
-    Divided by the root of the number of units: all layers have equal weight.
+    The sum is divided by the root of the number of units, so that all layers have equal weight.
     """
     groups, width = block.key_heads, block.head_width
     total = np.zeros((groups, width))
@@ -494,34 +497,34 @@ def _cosines(
 
 
 def _sizes(block: Fingerprint) -> Float[np.ndarray, "heads products"]:
-    """Sizes of the products of units, centered and of norm 1; signs do not change sizes."""
+    """Return the sizes of the products of units, centered and of norm 1, independent of signs."""
     sizes = np.sqrt(np.square(block.grams).sum(axis=(-2, -1))).reshape(block.head_count, -1)
     return _unit_rows(sizes - sizes.mean(axis=1, keepdims=True))
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows scaled to norm 1; rows of zeros remain."""
+    """Return rows scaled to norm 1; rows of zeros do not change."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1.0))
 
 
 def _slack(values: np.ndarray) -> float:
-    """Bound of the rounding error of a sum: renumberings that change nothing count as equal."""
+    """Return a bound of the rounding error of a sum, so that unchanged totals count as equal."""
     return 1e-4 * float(values.std()) + 1e-9
 
 
 def _shares(totals: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """For each renumbering, the share of all renumberings whose total is as large."""
+    """Return, for each renumbering, the share of all renumberings with at least its total."""
     ascending = np.sort(totals)
     below = np.searchsorted(ascending, totals - _slack(totals), side="left")
     return np.asarray((len(totals) - below) / len(totals))
 
 
 def _joined(shares: Float[np.ndarray, "tests n"], totals: Float[np.ndarray, "tests n"]) -> float:
-    """Share of renumberings whose smallest share over tests is as small as the actual one.
+    """Return the share of renumberings at least as extreme as the actual numbering.
 
-    Among equal shares, the share whose total deviates more, in standard deviations, counts as
-    smaller.
+    Renumberings are ordered by the smallest share over tests. Among equal shares, the share with
+    the larger deviation of its total, in standard deviations, counts as smaller.
     """
     smallest = shares.min(axis=0)
     spread = totals.std(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Every tolerance of kinship, once: its meaning, and its source."""
+"""All tolerances of kinship, each with its meaning and source."""
 
 from __future__ import annotations
 
