@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests import small
 from tests.sameness.conversions import G, H, R, right
 from tests.sameness.mending import mend
 
@@ -263,3 +264,21 @@ def test_a_head_is_of_other_weights_only_with_all_its_rows(rows: int, descriptio
     (cause,) = same(StateDict(tensors, config, "reference"), changed).causes
     assert cause.mismatch.verdict == Kind.STRANGERS
     assert f"key heads 1 are {description}" in cause.mismatch.reason
+
+
+def test_orders_that_differ_beyond_the_listed_heads_are_two_causes() -> None:
+    """A reason lists 16 heads; the facts of one layer were those of both."""
+    heads, head_width = 20, 4
+    model = small.llama(heads=heads, key_heads=heads, head_width=head_width)
+    tensors = dict(model._arrays)
+    orders = []
+    for layer, exchanged in enumerate(([17, 18], [18, 19])):
+        order = np.arange(heads)
+        order[[0, 1, *exchanged]] = order[[1, 0, *exchanged[::-1]]]
+        name = f"model.layers.{layer}.self_attn.q_proj.weight"
+        by_head = tensors[name].reshape(heads, head_width, -1)
+        tensors[name] = by_head[order].reshape(tensors[name].shape)
+        orders.append(order.tolist())
+    comparison = same(model, StateDict(tensors, model.config, "candidate"))
+    causes = sorted(comparison.causes, key=lambda cause: cause.places)
+    assert [list(cause.mismatch.facts["query_heads"]) for cause in causes] == orders

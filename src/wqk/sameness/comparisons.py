@@ -6,7 +6,7 @@ the records in sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
@@ -400,17 +400,28 @@ class Comparison:
 def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
     """Join the mismatches of blocks that have one cause.
 
-    Mismatches with steps are one cause if their reasons are equal. Other mismatches are one cause
-    if their kinds are equal, because distances and factors differ from layer to layer.
+    Mismatches with steps are one cause if their reasons and their heads are equal; a reason lists
+    the first heads alone. Other mismatches are one cause if their kinds are equal, because
+    distances and factors differ from layer to layer.
     """
-    groups: dict[tuple[Kind, str], list[tuple[Mismatch, Place]]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[Mismatch, Place]]] = {}
     for block in blocks:
         for mismatch in block.mismatches:
             is_joined_by_reason = mismatch.steps or mismatch.verdict in JOINED_BY_REASON
-            reason = mismatch.reason if is_joined_by_reason else mismatch.verdict
-            key = (mismatch.verdict, reason)
+            if is_joined_by_reason:
+                key = (mismatch.verdict, mismatch.reason, *_heads_of(mismatch))
+            else:
+                key = (mismatch.verdict,)
             groups.setdefault(key, []).append((mismatch, block.place))
     return [_joined_cause(members) for members in groups.values()]
+
+
+def _heads_of(mismatch: Mismatch) -> Iterator[tuple[Any, ...]]:
+    """Yield the heads of a mismatch, then the orders of heads among its facts."""
+    yield tuple(mismatch.heads)
+    for name, value in mismatch.facts.items():
+        if name.endswith("heads") and isinstance(value, list | tuple):
+            yield (name, *value)
 
 
 def _with_merges_joined(
