@@ -103,7 +103,8 @@ def _change(before: float, after: float, decimals: int) -> str:
     first, last = page_number(before, decimals), page_number(after, decimals)
     if first == last:
         return f"stayed at {last}"
-    return f"{'rose' if after > before else 'fell'} from {first} to {last}"
+    verb = "rose" if after > before else "fell"
+    return f"{verb} from {first} to {last}"
 
 
 # Pixels of all images together, and bins of a vector of norms. More would make the file too large
@@ -121,7 +122,7 @@ def payload(
     """Return the JSON object, safe inside a script element; leaves out details without a group."""
     blocks = _blocks_of_groups(groups, details)
     side = max(64, math.isqrt(PIXELS // max(1, len(blocks))))
-    columns = dict.fromkeys(name for group in groups for name in group.rows.columns)
+    columns = dict.fromkeys(chain.from_iterable(group.rows.columns for group in groups))
     data_of_groups = []
     for group, color in zip(groups, colors(groups), strict=True):
         rows = {name: _column(group.rows[name]) for name in group.rows.columns}
@@ -196,10 +197,13 @@ def _blocks_of_groups(
 def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
     """Return a block's images and norms, reduced to the size on screen."""
     pixels = _fewer(_fewer(block.image, side, axis=0), side, axis=1)
-    pair, coupling = "", None
+    pair = ""
+    coupling = None
     if block.coupling is not None:
         pair = with_minus_signs(f"{strongest_pair(block.coupling).capitalize()}.")
-        coupling = [[digits(round(value, 3)) for value in row] for row in block.coupling.tolist()]
+        coupling = []
+        for row in block.coupling.tolist():
+            coupling.append([digits(round(value, 3)) for value in row])
     return {
         "rows": len(block.row_norms),
         "columns": len(block.column_norms),
@@ -220,9 +224,11 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
 
 def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
     """Reduce an axis to ``length`` bins; a bin has its value of largest magnitude."""
-    if values.shape[axis] <= length:
+    size = values.shape[axis]
+    if size <= length:
         return values
-    starts = np.linspace(0, values.shape[axis], length + 1).round().astype(int)[:-1]
+    ends = np.linspace(0, size, length + 1).round().astype(int)
+    starts = ends[:-1]
     highest = np.maximum.reduceat(values, starts, axis)
     lowest = np.minimum.reduceat(values, starts, axis)
     return np.where(highest >= -lowest, highest, lowest)

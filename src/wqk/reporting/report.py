@@ -365,18 +365,21 @@ def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
     varied = _varied([group[0].recipe for group in cells.values()])
     groups = {}
     for group in cells.values():
-        differences = [f"{name.replace('_', ' ')} {group[0].recipe.get(name)}" for name in varied]
-        groups[", ".join(differences) or str(group[0].recipe.get("mode") or group[0].name)] = group
+        run = group[0]
+        differences = [f"{name.replace('_', ' ')} {run.recipe.get(name)}" for name in varied]
+        name = ", ".join(differences) or str(run.recipe.get("mode") or run.name)
+        groups[name] = group
     return groups
 
 
 def _varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the entries in which recipes differ, besides the seed."""
-    names: dict[str, None] = {}
+    values_by_name: dict[str, set[str]] = {}
     for recipe in recipes:
-        names |= dict.fromkeys(recipe)
-    names.pop(SEED_KEY, None)
-    return [name for name in names if len({str(recipe.get(name)) for recipe in recipes}) > 1]
+        values_by_name |= {name: set() for name in recipe if name != SEED_KEY}
+    for name, values in values_by_name.items():
+        values |= {str(recipe.get(name)) for recipe in recipes}
+    return [name for name, values in values_by_name.items() if len(values) > 1]
 
 
 def runs_section(runs: Sequence[Run]) -> str:

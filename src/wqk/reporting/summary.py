@@ -118,8 +118,11 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     >>> list(short_names(["/a/bert", "/b/bert", "/c/gpt", "owner/model"]).values())
     ['a/bert', 'b/bert', 'gpt', 'owner/model']
     """
-    end_by_name = distinct_ends(names)
-    return {name: name if OWNED.fullmatch(name) else end_by_name[name] for name in names}
+    short_names = distinct_ends(names)
+    for name in short_names:
+        if OWNED.fullmatch(name):
+            short_names[name] = name
+    return short_names
 
 
 PARTIAL = {"partial": "not the model's whole attention score"}
@@ -237,7 +240,10 @@ def points(placed: dict[int, Any]) -> dict[str, Any] | None:
         for number, placement in placed.items()
         if placement.symmetry and placement.directionality
     ]
-    return {"models": next(iter(placed.values())).others, "own": own_points} if own_points else None
+    if not own_points:
+        return None
+    any_placement = next(iter(placed.values()))
+    return {"models": any_placement.others, "own": own_points}
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:

@@ -166,7 +166,9 @@ def form_restored(models: Sequence[Model], pair: PlanPair) -> RepairedPlan | Non
     if not keys:  # the type of the model alone decides
         keys = ("model_type",)
         configs = [dict(model.checkpoint.config) for model in models]
-    expected, actual = (", ".join(str(config.get(key)) for key in keys) for config in configs)
+    reference_config, candidate_config = configs
+    expected = ", ".join(str(reference_config.get(key)) for key in keys)
+    actual = ", ".join(str(candidate_config.get(key)) for key in keys)
     cause = setting(", ".join(keys), expected, actual, restoring.steps)
     return cause, replace(restoring.plan, rotary=candidate.rotary, axial=candidate.axial)
 
@@ -209,10 +211,12 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> It
         steps = []
         if expected is not None:
             steps.append(Setting((*config_path(candidate), name), expected))
-        expected_text, actual_text = (
-            "not in the configuration" if value is None else value for value in (expected, actual)
-        )
-        yield setting(name, expected_text, actual_text, steps)
+        yield setting(name, _or_absent(expected), _or_absent(actual), steps)
+
+
+def _or_absent(value: Any) -> Any:
+    """Return a setting's value, or a phrase if the configuration does not contain the setting."""
+    return "not in the configuration" if value is None else value
 
 
 def _shared_width(config: Config, heads: int) -> int | None:

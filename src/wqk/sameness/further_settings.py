@@ -163,7 +163,8 @@ def _have_one_meaning(expected: Any, actual: Any) -> bool:
     """Return whether two values are equal up to rounding, or are spellings of one function."""
     if isinstance(expected, int | float) and isinstance(actual, int | float):
         return math.isclose(expected, actual, rel_tol=SAME_FREQUENCY)
-    expected_name, actual_name = (SPELLINGS.get(str(value), value) for value in (expected, actual))
+    expected_name = SPELLINGS.get(str(expected), expected)
+    actual_name = SPELLINGS.get(str(actual), actual)
     return bool(expected == actual or expected_name == actual_name)
 
 

@@ -188,7 +188,9 @@ def _numbered(layers: Sequence[int]) -> str:
     >>> _numbered([3]), _numbered([3, 4])
     ('layer 3 is', 'layers 3-4 are')
     """
-    return f"layers {spans(layers)} are" if len(layers) > 1 else f"layer {layers[0]} is"
+    if len(layers) == 1:
+        return f"layer {layers[0]} is"
+    return f"layers {spans(layers)} are"
 
 
 def _in_words(moved: Sequence[_LayerOrigin]) -> str:

@@ -134,10 +134,9 @@ class _OutsideComparison:
         chosen_roles = {ATTENTION, MIXER}
         if scope.everything:
             chosen_roles.add(OTHER)
-        chosen = [
-            {name: role for name, role in role_of.items() if role in chosen_roles}
-            for role_of in roles_of_models
-        ]
+        chosen = []
+        for role_of in roles_of_models:
+            chosen.append({name: role for name, role in role_of.items() if role in chosen_roles})
         if scope.everything and self.is_guess:
             for role_of, model in zip(chosen, self.models, strict=True):
                 role_of.update(dict.fromkeys(_formed_besides_scores(model), ATTENTION))
@@ -187,9 +186,9 @@ class _OutsideComparison:
 
         The result contains the comparisons, and descriptions of rows that cannot be compared.
         """
-        reference_parts, candidate_parts = (
-            {part.name: part for part in parts_outside_forms(model)} for model in self.models
-        )
+        reference_model, candidate_model = self.models
+        reference_parts = {part.name: part for part in parts_outside_forms(reference_model)}
+        candidate_parts = {part.name: part for part in parts_outside_forms(candidate_model)}
         reference, candidate = self.checkpoints
         tensors: list[TensorComparison] = []
         unknown: list[str] = []

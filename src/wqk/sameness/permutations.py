@@ -504,8 +504,10 @@ def _in_shards(shards: int, groups: int, order: Sequence[int]) -> str:
     """Describe a fused weight of shards, each with q, k and v in an order."""
     letters = " ".join("qkv"[part] for part in order)
     in_order = "" if letters == "q k v" else f", in the order {letters}"
+    if shards == 1 and not in_order:
+        return "in sections (all q, all k, all v)"
     if shards == 1:
-        return f"in the order {letters}" if in_order else "in sections (all q, all k, all v)"
+        return f"in the order {letters}"
     if shards == groups:
         return f"per key head (its queries, its key, its value){in_order}"
     return f"in {shards} shards, joined without being taken apart{in_order}"

@@ -87,10 +87,11 @@ def table_of_distances(comparison: Comparison) -> Sheet:
     scores = [f"scores, N={position}" for position in positions]
     sheet = Sheet.of("attention", "layers", *scores, *circuits, text=["attention", "layers"])
     for blocks in groups.values():
-        cells = [
-            _largest(block.distance.get(position) for block in blocks) for position in positions
-        ]
-        cells += [_largest(block.beside.get(circuit) for block in blocks) for circuit in circuits]
+        cells = []
+        for position in positions:
+            cells.append(_largest(block.distance.get(position) for block in blocks))
+        for circuit in circuits:
+            cells.append(_largest(block.beside.get(circuit) for block in blocks))
         layers = spans([block.layer for block in blocks])
         sheet.add(f"{blocks[0].stack} {blocks[0].kind}", layers, *cells)
     return sheet

@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from wqk.sameness.axis_orders import Order
@@ -260,8 +261,11 @@ class Renumber:
     @property
     def edited(self) -> tuple[str, ...]:
         """The tensors that the step edits."""
-        layers = [*(target for target, _ in self.moves), *self.taken, *self.removed]
-        return tuple(f"{self.start}{layer}.{ending}" for layer in layers for ending in self.endings)
+        targets = [target for target, _ in self.moves]
+        names: list[str] = []
+        for layer in (*targets, *self.taken, *self.removed):
+            names += [f"{self.start}{layer}.{ending}" for ending in self.endings]
+        return tuple(names)
 
     def code(self) -> str:
         """Return the step as lines of PyTorch.
@@ -445,8 +449,8 @@ def _only_layer(names: Iterable[str]) -> int | None:
 
 def program(steps: Sequence[Step]) -> str:
     """Return the lines of several steps, at most `WIDTH` columns wide."""
-    lines = [line for step in steps for line in step.code().splitlines()]
-    return "\n".join(wrapped(line) for line in lines)
+    lines = chain.from_iterable(step.code().splitlines() for step in steps)
+    return "\n".join(map(wrapped, lines))
 
 
 def wrapped(line: str) -> str:

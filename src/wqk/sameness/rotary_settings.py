@@ -251,14 +251,15 @@ def _differing_settings(
 
 def _scaling_texts(
     expected: Mapping[str, Any], actual: Mapping[str, Any], keys: Sequence[str]
-) -> list[str]:
+) -> tuple[str, str]:
     """Describe two scalings: by their types, or by the differing keys if the types are equal."""
-    texts = [_type_of(expected), _type_of(actual)]
-    if texts[0] != texts[1]:
-        return texts
-    return [
-        ", ".join(f"{key} {settings.get(key)}" for key in keys) for settings in (expected, actual)
-    ]
+    expected_type = _type_of(expected)
+    actual_type = _type_of(actual)
+    if expected_type != actual_type:
+        return expected_type, actual_type
+    expected_values = ", ".join(f"{key} {expected.get(key)}" for key in keys)
+    actual_values = ", ".join(f"{key} {actual.get(key)}" for key in keys)
+    return expected_values, actual_values
 
 
 def _type_of(scaling: Mapping[str, Any]) -> str:

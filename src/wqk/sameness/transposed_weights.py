@@ -72,7 +72,9 @@ def opened_transposed(reference: Model, opening: Mapping[str, Any]) -> Model | N
     try:
         checkpoint = open_checkpoint(options.pop("ref"), **options)
         names = _transposed_names(reference.checkpoint, checkpoint)
-        return open_model(TransposedWeights(checkpoint, names), family=family) if names else None
+        if not names:
+            return None
+        return open_model(TransposedWeights(checkpoint, names), family=family)
     except (CheckpointError, UnknownFamily):
         return None
 

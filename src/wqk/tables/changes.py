@@ -101,19 +101,14 @@ def _largest(frame: pl.DataFrame, score: str) -> ScoreChange | None:
     )
     if score in RATIOS:
         ends = ends.filter((pl.col("before") > 0) & (pl.col("after") > 0))
-        size, smallest = (pl.col("after") / pl.col("before")).log().abs(), SMALLEST_RATIO
+        size = (pl.col("after") / pl.col("before")).log().abs()
     else:
-        size, smallest = (pl.col("after") - pl.col("before")).abs(), SMALLEST_DIFFERENCE
+        size = (pl.col("after") - pl.col("before")).abs()
     ends = ends.with_columns(size.alias("size")).sort("size", descending=True)
     if not ends.height:
         return None
     row = ends.row(0, named=True)
-    is_small = (
-        max(row["after"] / row["before"], row["before"] / row["after"]) < smallest
-        if score in RATIOS
-        else row["size"] < smallest
-    )
-    if is_small:
+    if _is_small(score, row["before"], row["after"]):
         return None
     return ScoreChange(
         score=score,
@@ -127,13 +122,20 @@ def _largest(frame: pl.DataFrame, score: str) -> ScoreChange | None:
     )
 
 
+def _is_small(score: str, before: float, after: float) -> bool:
+    """Return whether a change of a score is too small to report."""
+    if score in RATIOS:
+        return max(after / before, before / after) < SMALLEST_RATIO
+    return abs(after - before) < SMALLEST_DIFFERENCE
+
+
 def sentences(scores: pl.DataFrame) -> Iterator[str]:
     """Yield a sentence about the largest changes over the steps of a run, if any are large."""
     changes = largest_changes(scores)
     if changes:
         first, last = changes[0].steps
         listed = "; ".join(map(str, changes))
-        hint = (
-            "" if any(change.head is not None for change in changes) else " (--heads names heads)"
-        )
+        hint = ""
+        if all(change.head is None for change in changes):
+            hint = " (--heads names heads)"
         yield f"changed most from step {first:,} to {last:,}: {listed}{hint}"

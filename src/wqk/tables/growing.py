@@ -36,7 +36,9 @@ class RecentMedians(Shown):
 
     def _shown(self, width: int) -> Iterator[Any]:
         yield f"medians over layers, the last {RECENT_STEPS} steps"
-        headings = [text for score in HEADLINE for text in (label(score), "")]
+        headings: list[str] = []
+        for score in HEADLINE:
+            headings += [label(score), ""]  # the bar has no heading
         sheet = Sheet.of("step", "attention", *headings, text=["attention", ""])
         medians = last_steps(self.table).layers.summary().sort("step")
         for row in medians.iter_rows(named=True):

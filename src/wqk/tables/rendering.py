@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
@@ -539,7 +540,8 @@ def side_by_side(table: ScoreRows) -> Iterator[Any]:
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
             cells: list[Any] = []
             for name in names:
-                cells += [number(values.get(name)), Bar(values.get(name), SHORTEST_BAR)]
+                value = values.get(name)
+                cells += [number(value), Bar(value, SHORTEST_BAR)]
             lines.add(str(layer["layer"][0]), *cells)
         yield Text(f"\n{label(score)}", style="bold")
         yield lines
@@ -573,7 +575,8 @@ def measured(
             filled.append(sort_by)
         yield _sheet_of_columns(frame, index, filled)
     notes = []
-    if any(column.chance for measure in selected for column in measure.columns):
+    columns = chain.from_iterable(measure.columns for measure in selected)
+    if any(column.chance for column in columns):
         notes.append("In parentheses: the same of factors with independent entries.")
     for measure in selected:
         reasons = table.metadata.get(f"no_{measure.name}") or {}
@@ -634,10 +637,15 @@ def _sheet_of_columns(frame: pl.DataFrame, index: Sequence[str], names: Sequence
         headings.append(heading or name)
     lines = Sheet.of(*headings)
     for row in frame.iter_rows(named=True):
-        cells: list[Any] = ["all" if row[name] is None else str(row[name]) for name in index]
-        cells += [_cell(row[name], row.get(column_of[name].chance)) for name in names]
-        lines.add(*cells)
+        places = [_place(row[name]) for name in index]
+        values = [_cell(row[name], row.get(column_of[name].chance)) for name in names]
+        lines.add(*places, *values)
     return lines
+
+
+def _place(value: object) -> str:
+    """Return a value of an index; None, of a row of a whole layer, stands for all heads."""
+    return "all" if value is None else str(value)
 
 
 def _cell(value: object, chance: float | None) -> Cell:
@@ -989,10 +997,11 @@ def distinct_ends(names: Iterable[str]) -> dict[str, str]:
         ends = ["/".join(parts[-length:]) for length in range(1, len(parts) + 1)]
         counts.update(ends)
         ends_by_name[name] = ends
-    return {
-        name: next((end for end in ends if counts[end] == 1), name)
-        for name, ends in ends_by_name.items()
-    }
+    distinct_end_by_name = {}
+    for name, ends in ends_by_name.items():
+        distinct = [end for end in ends if counts[end] == 1]
+        distinct_end_by_name[name] = distinct[0] if distinct else name
+    return distinct_end_by_name
 
 
 def with_model_columns(frame: pl.DataFrame, score: str) -> pl.DataFrame:

@@ -32,12 +32,18 @@ SCHEMA = types(COLUMNS)
 UPDATE_TERMS = types(UPDATE_COLUMNS)
 LOGITS = types(LOGIT_COLUMNS)
 
+
+def _columns_of_measures() -> list[Column]:
+    """Return the columns of all measures on request; measures may share columns."""
+    column_by_name = {}
+    for measure in MEASURES:
+        for column in measure.columns:
+            column_by_name[column.name] = column
+    return list(column_by_name.values())
+
+
 # Columns that may follow `COLUMNS`: of measures on request, of updates and of a monitor.
-FURTHER_COLUMNS = (
-    *{column.name: column for measure in MEASURES for column in measure.columns}.values(),
-    *UPDATE_COLUMNS,
-    *LOGIT_COLUMNS,
-)
+FURTHER_COLUMNS = (*_columns_of_measures(), *UPDATE_COLUMNS, *LOGIT_COLUMNS)
 
 # Parts of a row's status, in this order; "ok" if none applies.
 STATUSES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
@@ -195,10 +196,11 @@ class Table(Shown):
         """
         for name in values:
             self._require_column(name)
-        conditions = [
-            condition(predicate, self.frame.columns) if isinstance(predicate, str) else predicate
-            for predicate in predicates
-        ]
+        conditions = []
+        for predicate in predicates:
+            if isinstance(predicate, str):
+                predicate = condition(predicate, self.frame.columns)
+            conditions.append(predicate)
         try:
             return replace(self, frame=self.frame.filter(*conditions, **values))
         except pl.exceptions.PolarsError as error:
@@ -776,7 +778,7 @@ def _joined_details(tables: Sequence[ScoreTable]) -> Details | None:
     details = [table.details for table in tables if table.details is not None]
     if not details:
         return None
-    blocks = [block for table_details in details for block in table_details.blocks]
+    blocks = chain.from_iterable(details_of_table.blocks for details_of_table in details)
     return Details(tuple(blocks), details[0].gamma)
 
 
