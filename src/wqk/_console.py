@@ -155,7 +155,10 @@ def spans(numbers: Collection[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    texts = []
+    for first, last in ranges:
+        texts.append(str(first) if first == last else f"{first}-{last}")
+    return ", ".join(texts)
 
 
 def last_part(model: str) -> str:
@@ -408,12 +411,12 @@ def csv_of_frame(frame: pl.DataFrame) -> bytes:
     """
     import polars as pl
 
-    nested = [name for name, kind in frame.schema.items() if kind.is_nested()]
-    texts = [
-        pl.Series(name, [json.dumps(json_value(value)) for value in frame[name].to_list()])
-        for name in nested
-    ]
-    return without_formulas(frame.with_columns(texts)).write_csv().encode()
+    json_columns = []
+    for name, kind in frame.schema.items():
+        if kind.is_nested():
+            texts = [json.dumps(json_value(value)) for value in frame[name].to_list()]
+            json_columns.append(pl.Series(name, texts))
+    return without_formulas(frame.with_columns(json_columns)).write_csv().encode()
 
 
 def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
@@ -452,5 +455,8 @@ def farthest(moved: Sequence[tuple[float, str]], measure: str) -> str:
     >>> farthest([(0.1, "0.0"), (0.25, "0.1")], "the distance of their forms")
     'Heads that moved most, as layer.head: 0.1 (0.25), 0.0 (0.1); by the distance of their forms.'
     """
-    named = ", ".join(f"{head} ({far:.2g})" for far, head in sorted(moved)[:-6:-1])
-    return f"Heads that moved most, as layer.head: {named}; by {measure}." if named else ""
+    farthest_first = sorted(moved)[::-1]
+    named = ", ".join(f"{head} ({distance:.2g})" for distance, head in farthest_first[:5])
+    if not named:
+        return ""
+    return f"Heads that moved most, as layer.head: {named}; by {measure}."

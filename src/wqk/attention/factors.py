@@ -162,7 +162,9 @@ def lack_of_values(plan: AttentionPlan) -> str:
     """Return the reason why a block has no values and outputs: its family or its checkpoint."""
     if not plan.rule.output:
         return f"family {plan.family} describes no values and outputs"
-    names = plan.rule.value if plan.value is None and plan.rule.value else plan.rule.output
+    names = plan.rule.output
+    if plan.value is None and plan.rule.value:
+        names = plan.rule.value
     tensor = names[0].replace("{layer}", str(plan.layer))
     return f"the checkpoint has no values and outputs; family {plan.family} expects {tensor}"
 
@@ -235,14 +237,14 @@ class BlockWeights:
             self._stored |= zip(missing, self.checkpoint.read(missing), strict=True)
         return [self._stored[part] for part in parts]
 
-    def _factors(self, *sides: Side) -> tuple[Factor, Factor]:
+    def _factors(self, left: Side, right: Side) -> tuple[Factor, Factor]:
         """Return the factors of two sides, read in one request.
 
         Raises `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
         """
-        self.read([part for side in sides for part in side.parts])
-        left, right = (load_factor(self._stored, side, self.checkpoint.name) for side in sides)
-        return left, right
+        self.read([*left.parts, *right.parts])
+        name = self.checkpoint.name
+        return load_factor(self._stored, left, name), load_factor(self._stored, right, name)
 
     @property
     def layer(self) -> int:
@@ -460,8 +462,10 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     >>> [lacks_norm(plan, Coordinates(circuit=one, fold_norm=True)) for one in ("qk", "ov")]
     [True, False]
     """
-    normalized = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
-    return coordinates.fold_norm and any(side.input_norm is None for side in normalized)
+    sides = [plan.query, plan.key]
+    if coordinates.circuit == "ov":
+        sides = [plan.value or plan.key]
+    return coordinates.fold_norm and any(side.input_norm is None for side in sides)
 
 
 def with_norm(

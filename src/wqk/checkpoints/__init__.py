@@ -85,9 +85,7 @@ def open_checkpoint(
     if isinstance(ref, Checkpoint):
         _refuse_revision(revision, ref.name)
         return ref
-    is_named = isinstance(ref, str | os.PathLike)
-    name = str(ref if is_url(str(ref)) else Path(ref)) if is_named else type(ref).__name__
-    with errors_about(redacted(name)):
+    with errors_about(_name_of(ref)):
         access: HubAccess = {
             "token": token,
             "cache_dir": cache_dir,
@@ -100,7 +98,7 @@ def open_checkpoint(
                 f"has no base model, because it is no LoRA adapter; expected {CONFIG} next to its "
                 "weights; leave out base="
             )
-    if is_named:
+    if isinstance(ref, str | os.PathLike):
         again = Path(ref).absolute() if exists(Path(ref)) else ref
         access["token"] = token if isinstance(token, bool) else None  # no pickle holds a secret
         checkpoint._reopen = partial(
@@ -152,6 +150,15 @@ def _open(
     return open_hub(name, revision=revision, subfolder=subfolder, base=base, **access)
 
 
+def _name_of(ref: object) -> str:
+    """Return the name of a reference for messages, without secrets; of an object, its type."""
+    if not isinstance(ref, str | os.PathLike):
+        return redacted(type(ref).__name__)
+    if is_url(str(ref)):
+        return redacted(str(ref))
+    return redacted(str(Path(ref)))
+
+
 def _open_on_disk(folder: Path, base: str | None, access: HubAccess) -> Checkpoint:
     """Open a folder or a file on disk; open an adapter in a folder on its base model."""
     adapter = read_adapter(local_folder(folder)) if exists(folder / CONFIG) else None
@@ -198,7 +205,9 @@ def _is_step(name: str) -> bool:
 
 def holds_weights(folder: str) -> bool:
     """Return whether a local or remote folder contains weights that can be opened."""
-    return bucket_has_weights(folder) if is_bucket(folder) else has_weights(Path(folder))
+    if is_bucket(folder):
+        return bucket_has_weights(folder)
+    return has_weights(Path(folder))
 
 
 def is_checkpoint(path: Path) -> bool:

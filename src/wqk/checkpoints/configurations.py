@@ -286,7 +286,8 @@ def _litgpt(opened: Opened) -> dict[str, Any]:
     config = opened.config
     windows, bases = config.get("sliding_window_indices"), config.get("rope_indices")
     unread = [key for key in ("latent_attention", "rope_interleave") if config.get(key)]
-    unread += ["rope_indices"] if bases is not None and bases != windows else []
+    if bases is not None and bases != windows:
+        unread.append("rope_indices")
     if unread:
         raise CheckpointError(
             f"LitGPT's {unread[0]} of this model is not read; use the original checkpoint"
@@ -355,13 +356,15 @@ def _timm_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _timm_table() -> Mapping[str, dict[str, Any]]:
+    """Return the numbers of heads and the epsilons, by architecture."""
     text = resources.files("wqk.checkpoints").joinpath("timm.toml").read_text(encoding="utf-8")
-    return {
-        name: {"num_heads": int(heads), "layer_norm_epsilon": float(epsilon)}
-        for epsilon, table in tomllib.loads(text).items()
-        for heads, names in table.items()
-        for name in names.split()
-    }
+    numbers_by_architecture = {}
+    for epsilon, names_by_heads in tomllib.loads(text).items():
+        for heads, names in names_by_heads.items():
+            numbers = {"num_heads": int(heads), "layer_norm_epsilon": float(epsilon)}
+            for name in names.split():
+                numbers_by_architecture[name] = numbers
+    return numbers_by_architecture
 
 
 def _modded_nanogpt(opened: Opened) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -260,8 +261,8 @@ class BoxedFile:
     @property
     def sources(self) -> list[ByteSource]:
         """The files that contain the boxes."""
-        boxes = (box for tensor_boxes in self._boxes.values() for box in tensor_boxes)
-        return list({id(source): source for source in map(source_of, boxes)}.values())
+        sources = map(source_of, chain.from_iterable(self._boxes.values()))
+        return list({id(source): source for source in sources}.values())
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
         """Return no ranges: the rows are in other files, see `places`."""

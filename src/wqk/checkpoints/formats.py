@@ -260,7 +260,9 @@ def _weights_by_name(folder: Folder, names: Sequence[str]) -> WeightFiles:
         return WeightFiles(safetensors)
     archives = [name for name in candidates if name.endswith(ARCHIVES)]
     readable_archives = tuple(name for name in archives if unread_format(name) is None)
-    return WeightFiles(readable_archives) if readable_archives else _distributed(folder)
+    if readable_archives:
+        return WeightFiles(readable_archives)
+    return _distributed(folder)
 
 
 def _distributed(folder: Folder) -> WeightFiles:
@@ -675,7 +677,9 @@ def read_folder(folder: Folder, weights: WeightFiles | None = None) -> StoredChe
     about = _description(folder, chosen, files)
     if layout and layout.split_axis and len(files) > 1:
         files = [JoinedFiles(files, partial(layout.split_axis, width=config.get("dim")))]
-    tensors = {name: info for file in files for name, info in file.tensors.items()}
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        tensors |= file.tensors
     if layout is None:
         with errors_about(folder.name):
             config = quantized_config(config, tensors.values(), folder.object)
@@ -754,7 +758,9 @@ def _completed(
 
 def _notes_on_skipped(files: Sequence[WeightFile]) -> tuple[str, ...]:
     """Return a note on weights of an archive that are not read."""
-    skipped_keys = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
+    skipped_keys: dict[str, None] = {}
+    for file in files:
+        skipped_keys |= dict.fromkeys(getattr(file, "passed_over", ()))
     if not skipped_keys:
         return ()
     return (f"passed over further weights in the archive: {', '.join(skipped_keys)}",)

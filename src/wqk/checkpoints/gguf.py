@@ -401,7 +401,9 @@ class _File(NamedTuple):
     def number(self, key: str, default: float | None = None) -> float | None:
         """Return a number of the file."""
         value = self.get(key)
-        return default if isinstance(value, bool) or not isinstance(value, int | float) else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return default
+        return value
 
     def whole(self, key: str, default: int = 0) -> int:
         """Return a whole number of the file."""
@@ -557,8 +559,10 @@ def _scores(file: _File) -> dict[str, Any]:
         config["clip"] = file.number("attention.clamp_kqv") or None
     if "softcap" in file.code:
         config["softcap"] = file.number("attn_logit_softcapping", file.code["softcap"])
-    bias = file.number("attention.max_alibi_bias") if file.reads("max_alibi_bias") else None
-    config["alibi"] = bool(bias) or "alibi" in file.code or file.has_alibi_at_depth
+    has_alibi = "alibi" in file.code or file.has_alibi_at_depth
+    if file.reads("max_alibi_bias") and file.number("attention.max_alibi_bias"):
+        has_alibi = True
+    config["alibi"] = has_alibi
     if file.get("attention.causal") is False or file.code.get("causal") is False:
         config["is_causal"] = False
     return config
@@ -582,7 +586,11 @@ def _windows(file: _File) -> list[int]:
         return [size] * file.depth
     # One layer of each period has no window: its first or its last.
     place_without = 0 if rule.get("first") else period - 1
-    return [0 if layer % period == place_without else size for layer in range(file.depth)]
+    sizes = []
+    for layer in range(file.depth):
+        is_windowed = layer % period != place_without
+        sizes.append(size if is_windowed else 0)
+    return sizes
 
 
 def _turned(file: _File, windows: Sequence[int]) -> list[bool]:

@@ -333,7 +333,9 @@ def _open_download(request: HubRequest) -> Checkpoint | None:
     except LocalEntryNotFoundError:
         return None
     path = Path(snapshot, request.folder)
-    adapter = read_adapter(local_folder(path)) if request.adapters and path.is_dir() else None
+    adapter = None
+    if request.adapters and path.is_dir():
+        adapter = read_adapter(local_folder(path))
     if adapter is not None:
         checkpoint = open_on_base(adapter, request.base, request.access.settings)
     else:

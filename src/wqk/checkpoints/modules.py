@@ -229,13 +229,14 @@ class LiveCheckpoint(StateDict):
                 config = {"qk_norm": _norms_queries(model), **config}
         super().__init__(tensors, config, kind, adapted_modules(model))
         self.model, self._wanted, self._network = model if keep else None, read, ref(model)
-        held = {
-            id(tensor): (ref(module), name)
-            for module in model.modules()
-            for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        }
-        owners = {name: held.get(id(tensor)) for name, tensor in self._arrays.items()}
-        self._owners = {name: owner for name, owner in owners.items() if owner}
+        owner_by_id = {}
+        for module in model.modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                owner_by_id[id(tensor)] = (ref(module), name)
+        self._owners = {}
+        for name, tensor in self._arrays.items():
+            if id(tensor) in owner_by_id:
+                self._owners[name] = owner_by_id[id(tensor)]
         self._arrays = {}  # which are looked up
         if read is Read.GRADIENT:
             for name, parameter in model.named_parameters():
@@ -397,7 +398,9 @@ def _counted(model: Any) -> dict[str, Any]:
     number in the names of the modules. If modules of a stage differ, the number is unknown, and
     left out.
     """
-    modules = dict(model.named_modules()) if hasattr(model, "named_modules") else {"": model}
+    modules = {"": model}
+    if hasattr(model, "named_modules"):
+        modules = dict(model.named_modules())
     counts_by_stage: dict[str, set[int]] = {}
     all_counts: set[int] = set()
     for name, module in modules.items():
@@ -504,4 +507,6 @@ def _on_host(value: Any) -> np.ndarray:
             tensor = tensor.float()  # also from bfloat16, which NumPy lacks
         value = tensor.numpy()
     array = np.asarray(value)
-    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+    if array.dtype == np.float64:
+        return array
+    return array.astype(np.float32, copy=False)

@@ -427,17 +427,17 @@ def _first(value: Any, *_: Any) -> Any:
     return value
 
 
+# Modules and names of the classes of plain values.
+BUILTINS = ("builtins", "__builtin__")
+PLAIN_CLASSES = ("list", "dict", "tuple", "int", "float", "str", "bool", "complex", "slice")
+
 # What stands for classes and functions: of plain values stored with weights, and of tensors.
 KNOWN: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): lambda *_: {},
     ("collections", "defaultdict"): lambda *_: {},
     ("collections", "Counter"): lambda *_: {},
-    **{
-        (module, name): Record
-        for module in ("builtins", "__builtin__")
-        for name in ("list", "dict", "tuple", "int", "float", "str", "bool", "complex", "slice")
-    },
-    **{(module, "set"): lambda items=(): list(items) for module in ("builtins", "__builtin__")},
+    **dict.fromkeys(itertools.product(BUILTINS, PLAIN_CLASSES), Record),
+    **{(module, "set"): lambda items=(): list(items) for module in BUILTINS},
     ("_codecs", "encode"): lambda text, *_: text.encode("latin1"),
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,

@@ -62,11 +62,9 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
         tensors = {k: v for k, v in content.items() if isinstance(v, StoredTensor)}
         if usual or (len(held) == 1 and all(len(v.shape) < 2 for v in tensors.values())):
             chosen = (usual or held)[0]
-            passed_over += [
-                key
-                for key in held
-                if key != chosen and any(re.search(r"\.\d+\.", str(name)) for name in content[key])
-            ]
+            for key in held:
+                if key != chosen and _has_layers(content[key]):
+                    passed_over.append(key)
             content = content[chosen]
             continue
         named = {key: value for key, value in tensors.items() if isinstance(key, str)}
@@ -91,6 +89,11 @@ def _has_tensors(content: Any, depth: int = 2) -> bool:
     if any(isinstance(value, StoredTensor) for value in content.values()):
         return True
     return depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER)
+
+
+def _has_layers(content: Mapping[Any, Any]) -> bool:
+    """Return whether a dictionary has tensors of numbered layers."""
+    return any(re.search(r"\.\d+\.", str(name)) for name in content)
 
 
 # The description of a hundred thousand tensors takes about 20 MB.
@@ -185,7 +188,9 @@ class TorchFile:
                     "state_dict() instead"
                 )
         members = {info.filename.removeprefix(root): info for info in archive.infolist()}
-        order = _member(archive, members["byteorder"], 16) if "byteorder" in members else b"little"
+        order = b"little"
+        if "byteorder" in members:
+            order = _member(archive, members["byteorder"], 16)
         _require_little_endian(order == b"little")
         self._members = members
         return load(io.BytesIO(_member(archive, members["data.pkl"], LARGEST_PICKLE)))

@@ -296,15 +296,14 @@ def _block_side(
     return length // blocks
 
 
-_COMPANIONS = tuple(
-    Companion(f"{codes}{end}", effect, meaning, required)
-    for codes in (".weight", "")
-    for end, effect, meaning, required in (
-        ("", Effect.VALUES, "8-bit floats", "always"),
-        ("_scale_inv", Effect.VALUES, "scales, multiplied", "or weight_scale"),
-        ("_scale", Effect.VALUES, "scales, multiplied", "or weight_scale_inv"),
+def _companions(codes: str) -> tuple[Companion, Companion, Companion]:
+    """Return the stored tensors of a weight whose codes have names with this ending."""
+    return (
+        Companion(codes, Effect.VALUES, "8-bit floats", "always"),
+        Companion(f"{codes}_scale_inv", Effect.VALUES, "scales, multiplied", "or weight_scale"),
+        Companion(f"{codes}_scale", Effect.VALUES, "scales, multiplied", "or weight_scale_inv"),
     )
-)
+
 
 FLOAT8_FORMAT = QuantizedFormat(
     name="FP8",
@@ -314,7 +313,8 @@ FLOAT8_FORMAT = QuantizedFormat(
         Signature("", FLOAT8, ("_scale_inv", "_scale"), weight=""),
     ),
     companions=(
-        *_COMPANIONS,
+        *_companions(".weight"),
+        *_companions(""),
         BIAS,
         Companion("_bias", Effect.NONE, "bias of experts, a tensor of its own"),
         Companion("_input_scale", Effect.NONE, "scale of quantized inputs"),

@@ -100,13 +100,10 @@ def _merged(
             f"{before.method or 'none'}; expected one method; remove the file that does not belong "
             "to the weights"
         )
-    without_effect = {
-        key.name
-        for layout in formats
-        if before.method in layout.methods
-        for key in layout.keys
-        if key.effect is Effect.NONE
-    }
+    without_effect = set()
+    for layout in formats:
+        if before.method in layout.methods:
+            without_effect |= {key.name for key in layout.keys if key.effect is Effect.NONE}
     for name, value in values.items():
         if name in without_effect or name in NAMES_OF_METHOD:
             continue
