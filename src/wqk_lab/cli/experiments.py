@@ -59,7 +59,8 @@ def experiments(
     dry_run
         Show which runs are finished and what the others will cost.
     speed
-        For the cost: 10¹² operations a second.  [default: as runs that have begun]
+        For the time of the others: 10¹² operations a second.  [default: as in the runs of --out;
+        before the first run, measured in a few training steps]
     """
     from wqk.cli import display
     from wqk.errors import RunError, required_by
@@ -85,7 +86,7 @@ def experiments(
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
-    _print_table(trials, speed)
+    _print_table(trials, speed, measure=dry_run)
     _print_comparisons(trials, below)
     if missing:
         display.say(f"{_listed(missing)}; wqk lab corpus makes one")
@@ -120,31 +121,62 @@ def _state(trial: Trial) -> str:
     return "to do" if trial.step is None else "begun"
 
 
-def _print_table(trials: Sequence[Trial], speed: float | None) -> None:
+def _print_table(trials: Sequence[Trial], speed: float | None, *, measure: bool) -> None:
     """One line per run, and what remains to be done."""
     from wqk.cli import display
     from wqk.tables.sheet import Sheet
-    from wqk_lab.training.experiments import flops_left, measured_speed
 
     table = Sheet.of("run", "step", "of", "state", text=["run"])
     for trial in trials:
         table.add(trial.folder.name, str(trial.step or 0), str(trial.goal), _state(trial))
     console = display.output()
     console.print(table)
+    if any(not trial.done for trial in trials):
+        console.print(_costs(trials, speed, measure=measure), style="dim")
+
+
+def _costs(trials: Sequence[Trial], speed: float | None, *, measure: bool) -> str:
+    """Return a sentence on the unfinished runs: operations, and the time that these take."""
+    from wqk.cli.survey import duration
+    from wqk_lab.training.costs import flops_left, speed_of_runs
+
     unfinished = sum(not trial.done for trial in trials)
-    if unfinished:
-        operations = flops_left(trials)
-        rate = speed * 1e12 if speed else measured_speed(trials)
-        cost = f"{operations:.2g} operations"
-        if math.isnan(operations):
-            cost = "at a cost unknown with a configuration of their own"
-        elif rate is None:
-            cost += "; how long they take is known once a run has begun (or give --speed)"
-        else:
-            source = "as given" if speed else "as measured"
-            hours, speed = operations / rate / 3600, rate / 1e12
-            cost += f", about {hours:.2g} hours of one device at {speed:.2g} TFLOP/s, {source}"
-        console.print(f"To do: {unfinished} of {len(trials)} runs, {cost}.", style="dim")
+    to_do = f"To do: {unfinished} of {len(trials)} runs"
+    operations = flops_left(trials)
+    if math.isnan(operations):
+        return f"{to_do}, at a cost unknown with a configuration of their own."
+    to_do += f", {operations:.2g} operations"
+    source, approximately = "as given", "about"
+    rate = speed * 1e12 if speed else None
+    if rate is None:
+        source = "as measured in the runs that have begun"
+        rate = speed_of_runs(trials[0].folder.parent)
+    if rate is None and measure:
+        source, approximately = "measured now in a few training steps", "very roughly"
+        rate = _speed_now(trials)
+    if rate is None:
+        return (
+            f"{to_do}; their time can be estimated once the token store is there and PyTorch is "
+            "installed (or give --speed)."
+        )
+    return (
+        f"{to_do}, {approximately} {duration(operations / rate)} of one device at "
+        f"{rate / 1e12:.2g} TFLOP/s, {source}. Held-out losses are included; the start of each "
+        "run, scores and checkpoints are not."
+    )
+
+
+def _speed_now(trials: Sequence[Trial]) -> float | None:
+    """Return the speed of the first unfinished run's steps; None without its corpus or PyTorch."""
+    from wqk.errors import CorpusError, MissingPackage
+    from wqk_lab.training.corpus import TokenStore
+    from wqk_lab.training.costs import speed_now
+
+    trial = next(trial for trial in trials if not trial.done)
+    try:
+        return speed_now(trial.recipe, TokenStore.open(trial.corpus))
+    except (CorpusError, MissingPackage):
+        return None
 
 
 def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:

@@ -31,7 +31,6 @@ Runs are ordered by seed, so that comparisons between cells are complete early.
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -335,18 +334,6 @@ def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | No
         raise
 
 
-def measured_speed(trials: Iterable[Trial]) -> float | None:
-    """Return the operations a second of the running runs; None without measurements."""
-    operations = seconds = 0.0
-    for trial in trials:
-        if trial.step:
-            last = read_lines(trial.folder / METRICS)[-1]
-            if last.get("seconds"):
-                operations += flops(trial.recipe, trial.step)
-                seconds += float(last["seconds"])
-    return operations / seconds if seconds and operations > 0 else None
-
-
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
     with required_by("training"):
@@ -365,23 +352,3 @@ def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
         if trial.done:
             by_goal.setdefault(trial.goal, []).append(open_run(trial.folder))
     return [group for goal in sorted(by_goal) for group in comparable(by_goal[goal])]
-
-
-def flops(recipe: Recipe, steps: int) -> float:
-    """Return the floating-point operations of this many steps, at 6 per weight and token.
-
-    Embeddings are left out; the products of queries with keys and of scores with values count. NaN
-    if the recipe has a custom configuration.
-    """
-    if recipe.config:
-        return math.nan
-    width, layers = recipe.width or 0, recipe.layers or 0
-    weights = layers * (4 * width**2 + 2 * width * (recipe.intermediate or 0))
-    tokens = steps * recipe.accumulation * recipe.batch * recipe.block
-    return tokens * (6.0 * weights + 12.0 * layers * width * recipe.block)
-
-
-def flops_left(trials: Iterable[Trial]) -> float:
-    """Return the floating-point operations that the unfinished runs still need."""
-    unfinished = (trial for trial in trials if not trial.done)
-    return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)

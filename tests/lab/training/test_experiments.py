@@ -24,14 +24,12 @@ from wqk.errors import OutputError, RunError
 from wqk.tables.run import METRICS, open_run
 from wqk_lab.cli.speedup import speedup
 from wqk_lab.runs.speedup import SMOOTHING
-from wqk_lab.training import experiments
-from wqk_lab.training.corpus import CorpusOptions, build_corpus
+from wqk_lab.training import costs, experiments
+from wqk_lab.training.corpus import CorpusOptions, TokenStore, build_corpus
+from wqk_lab.training.costs import flops, flops_left, held_out_flops, speed_now, speed_of_runs
 from wqk_lab.training.experiments import (
     Trial,
     comparable_runs,
-    flops,
-    flops_left,
-    measured_speed,
     missing_corpora,
     read_experiments,
     run_experiments,
@@ -187,7 +185,8 @@ def test_finished_runs_of_one_goal_and_recipe_are_compared(tmp_path: Path) -> No
     names = [run.name for run in of_random]
     assert names == ["random-1", "random-2", "symmetric-1", "symmetric-2"]
     # Of ten runs, the two of skew have four steps each to go.
-    assert flops_left(trials) == flops(trials[0].recipe, 8)
+    recipe = trials[0].recipe
+    assert flops_left(trials) == flops(recipe, 8) + 2 * held_out_flops(recipe, 2, 6)
 
 
 def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(tmp_path):
@@ -210,10 +209,9 @@ def test_a_part_of_the_runs_and_what_they_cost(tmp_path: Path) -> None:
     shown = command(tmp_path, "--dry-run", "--only", "hel", "--speed", "2.5").stdout
     assert "held-1" in shown
     assert "random-1" not in shown
-    hours = f"about {flops_left(trials) / 2.5e12 / 3600:.2g} hours of one device at 2.5 TFLOP/s"
-    assert (
-        f"To do: 1 of 1 runs, {flops_left(trials):.2g} operations, {hours}, as given"
-        in " ".join(shown.split())
+    time = "about 1 second of one device at 2.5 TFLOP/s"
+    assert f"To do: 1 of 1 runs, {flops_left(trials):.2g} operations, {time}, as given" in " ".join(
+        shown.split()
     )
     refused = command(tmp_path, "--only", "symmetric", exits=2).stderr
     assert "no cell has a name that contains 'symmetric'" in refused
@@ -375,37 +373,91 @@ def test_how_far_runs_are_and_what_they_lack(tmp_path: Path) -> None:
     ended(third, 5)
     assert not third.done  # a checkpoint before its goal
     # Speed is that of all runs that have timed their steps; others do not count.
-    assert measured_speed([first, second]) is None
+    runs = first.folder.parent
+    assert speed_of_runs(runs) is None
     for trial, step, seconds in ((second, 6, 2.0), (third, 5, 3.0)):
         append_lines(trial.folder / METRICS, {"step": step, "seconds": seconds})
     expected = flops(second.recipe, 11) / 5.0
-    assert measured_speed([first, second, third]) == pytest.approx(expected)
+    assert speed_of_runs(runs) == pytest.approx(expected)
+    # The last line of a run is its held-out loss, which has no time.
+    append_lines(second.folder / METRICS, {"step": 6, "held_out_loss": 1.0})
+    logged(runs / "of another version", {}, {5: 1.0})
+    assert speed_of_runs(runs) == pytest.approx(expected)
     # What is left: all of the first, a step of the third; of a run past its goal, nothing.
-    assert flops_left([first, second, third]) == flops(first.recipe, 7)
+    held_out = held_out_flops(first.recipe, None, 6) + held_out_flops(third.recipe, 5, 6)
+    assert flops_left([first, second, third]) == flops(first.recipe, 7) + held_out
     append_lines(third.folder / METRICS, {"step": 9, "seconds": 1.0})
     assert flops_left([third]) == 0
 
 
-def test_a_dry_run_says_how_long_the_rest_takes(tmp_path: Path) -> None:
-    """At the speed of a run that has begun, if none is given."""
+@pytest.mark.parametrize(
+    ("begun", "goal", "losses"),
+    [
+        (None, 40, 5),  # of 0, 10, 20, 30, 40
+        (None, 45, 6),
+        (0, 40, 4),
+        (10, 40, 3),
+        (39, 41, 2),
+        (40, 40, 0),
+        (50, 40, 0),
+    ],
+)
+def test_held_out_losses_cost_a_third_of_a_training_row(begun, goal, losses):
+    recipe = make_recipe(steps=50, held_out_every=10, held_out_blocks=7, batch=4)
+    expected = losses * 7 * flops(recipe, 1) / 4 / 3
+    assert held_out_flops(recipe, begun, goal) == pytest.approx(expected)
+
+
+def test_the_speed_is_that_of_the_steps_with_the_most_rows(monkeypatch, corpus):
+    """One thread is measured, and as many as there are; the faster counts."""
+    import torch
+
+    recipe = make_recipe("fast", layers=1, width=16, heads=2, block=8, batch=4)
+    assert speed_now(recipe, corpus, enough=0.01) > 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    clock = iter(range(1000))  # every step takes a second with two threads, a half with one
+
+    def now() -> float:
+        return next(clock) / (2 if threads[-1] == 1 else 1)
+
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=now))
+    assert speed_now(recipe, corpus, enough=8.0) == pytest.approx(flops(recipe, 1) / 0.5)
+    assert threads == [1, 2, 2]
+
+
+def test_a_dry_run_says_how_long_the_rest_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the speed of a run that has begun, if none is given; otherwise of a few steps now."""
     cells = [{"name": "a", "steps": 20_000}, {"name": "b", "steps": 20_000}]
     file = written(tmp_path, experiment(*cells))
     first, second = read_experiments(file, tmp_path, tmp_path / "runs")
     unknown = " ".join(command(tmp_path, "--dry-run").stdout.split())
-    assert "how long they take is known once a run has begun (or give --speed)" in unknown
+    assert "their time can be estimated once the token store is there" in unknown
+    monkeypatch.setattr(TokenStore, "open", lambda folder: folder)
+    monkeypatch.setattr(costs, "speed_now", lambda recipe, store: flops_left([first, second]) / 600)
+    rough = " ".join(command(tmp_path, "--dry-run").stdout.split())
+    assert "very roughly 10 minutes of one device" in rough
+    assert "measured now in a few training steps. Held-out losses are included" in rough
     logged(first.folder, first.recipe.to_json(), {5_000: 1.0})
     append_lines(first.folder / METRICS, {"step": 5_000, "seconds": 900.0})
+    append_lines(first.folder / METRICS, {"step": 5_000, "held_out_loss": 1.0})
     shown = command(tmp_path, "--dry-run")
     rows = [line.split() for line in shown.stdout.splitlines()]
     assert ["a-1", "5000", "20000", "begun"] in rows
     assert ["b-1", "0", "20000", "to", "do"] in rows
     assert sum(line.startswith((" a-1 ", " b-1 ")) for line in shown.stdout.splitlines()) == 2
     rate = flops(first.recipe, 5_000) / 900 / 1e12
-    left = flops(second.recipe, 35_000)
-    hours = 900 * 7 / 3600  # seven times as many steps as the first run took in 900 s
+    training = flops(second.recipe, 35_000)
+    left = flops_left([first, second])
+    # Seven times as many steps as the first run took in 900 s, and the held-out losses.
+    hours = 900 * 7 / 3600 * left / training
     text = " ".join(shown.stdout.split())
-    assert f"To do: 2 of 2 runs, {left:.2g} operations, about {hours:.2g} hours" in text
-    assert f"of one device at {rate:.2g} TFLOP/s, as measured." in text
+    assert f"To do: 2 of 2 runs, {left:.2g} operations, about {hours:.1f} hours" in text
+    assert f"of one device at {rate:.2g} TFLOP/s, as measured in the runs that have begun." in text
     assert f"no corpus in {tmp_path / 'store'}, which unfinished runs need" in " ".join(
         shown.stderr.split()
     )
