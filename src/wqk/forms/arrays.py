@@ -66,7 +66,7 @@ def as_array(values: Any) -> Array:
 
 
 def linear_weight(projection: Any) -> Float[Array, "out in"]:
-    """Return the weight (out, in) of an ``nn.Linear``, or such a weight itself.
+    """Return the weight (out, in) of an ``nn.Linear``; return an array unchanged.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def linear_weight(projection: Any) -> Float[Array, "out in"]:
 
 
 def widen(query: Array, key: Array) -> tuple[Array, Array]:
-    """Convert both factors to one type, at least float32: half precision overflows in sums.
+    """Convert both factors to a common type, at least float32; sums in half precision overflow.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def on_host(array: Array) -> np.ndarray:
 
 
 def bits(array: Array, xp: Any) -> int:
-    """Width of an array's floating-point type: 16, 32 or 64."""
+    """Return the width of an array's floating-point type: 16, 32 or 64."""
     return int(xp.finfo(array.dtype).bits)
 
 
@@ -128,7 +128,7 @@ def axes_taken(index: Any) -> int:
 
 
 def keep_axis(index: Any, count: int) -> Any:
-    """Return an index that selects the same of ``count`` rows or columns and keeps the axis.
+    """Return an index that selects the same rows or columns, of ``count``, and keeps the axis.
 
     Examples
     --------

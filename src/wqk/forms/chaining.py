@@ -2,12 +2,12 @@
 
 A form W writes to a stream of width D, and a form R reads from the stream. Their product, W R, is a
 virtual form from the input of W to the output of R. The composition score is the norm of the
-product relative to the largest norm it could have, ‖W R‖ / (‖W‖ ‖R‖) (Elhage et al. 2021, "A
+product relative to the largest possible norm, ‖W R‖ / (‖W‖ ‖R‖) (Elhage et al. 2021, "A
 Mathematical Framework for Transformer Circuits").
 
-Only one end of each form matters: M = A Bᵀ acts on the stream with A, and B can be replaced by the
-small triangle of its QR decomposition. With w and r for the ends of the two forms, both (D, R) and
-of norm 1, the squared score is ‖wᵀ r‖², computed from an R × R core.
+The score depends on one end of each form: M = A Bᵀ acts on the stream with A, and B can be replaced
+by the small triangle of its QR decomposition. With w and r for the ends of the two forms, both (D,
+R) and of norm 1, the squared score is ‖wᵀ r‖², computed from an R × R core.
 
 **Chance.** Let a random rotation U of the stream act between the two forms. Then ‖wᵀ U r‖² has a
 mean and a variance in closed form: with P = w wᵀ and S = r rᵀ, and P₀ and S₀ for their traceless
@@ -55,7 +55,7 @@ from wqk.forms.spectra import root_of, spectral_norm
 
 
 class Chained(NamedTuple):
-    """Compositions of every writing form with every reading form; all arrays are (W, R).
+    """Compositions of all pairs of a writing and a reading form; all arrays are (W, R).
 
     Attributes
     ----------
@@ -72,26 +72,26 @@ class Chained(NamedTuple):
 
     @property
     def expected(self) -> np.ndarray:
-        """Score by chance, root mean square."""
+        """The score by chance: the root of the mean square."""
         return np.asarray(np.sqrt(self.mean))
 
     @property
     def z(self) -> np.ndarray:
-        """Standard deviations of the squared score above its mean; NaN if chance has no spread."""
+        """The squared score minus its mean, in standard deviations; NaN if chance has no spread."""
         with np.errstate(divide="ignore", invalid="ignore"):
             z = (self.score**2 - self.mean) / np.sqrt(self.variance)
         return np.where(self.variance > 1e-12 * self.mean**2, z, np.nan)
 
     @property
     def p(self) -> np.ndarray:
-        """Probability of a score at least as large by chance, one-sided."""
+        """One-sided p-value: the probability by chance of a score at least as large."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return gamma_tail(self.z, self.third / self.variance**1.5)
 
 
 @dataclass(frozen=True, eq=False)
 class End(StackSide):
-    """One side of a stack of forms, with the moments that chance needs.
+    """One side of a stack of forms, with the moments for the score by chance.
 
     The rows w₁ belong to the fixed dimensions of the stream, w₂ to the rotated dimensions, and
     G = w₂ᵀ w₂.
@@ -112,9 +112,9 @@ class End(StackSide):
 
 
 def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
-    """Return the query side of a form, or of a stack (G, S) of forms: what it reads.
+    """Return the query side, the reading end, of a form or of a stack (G, S) of forms.
 
-    The key side, what it writes, is the end of the transpose.
+    For the key side, the writing end, pass the transpose.
 
     Parameters
     ----------
@@ -232,14 +232,14 @@ def with_chance(side: StackSide, fixed: np.ndarray | None) -> End:
 
 
 def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
-    """Return the composition of every writing form with every reading one.
+    """Return the composition of every writing form with every reading form.
 
     Parameters
     ----------
     writer
-        The end of the transposed forms that write. They share no factor on this side.
+        The end of the transposed writing forms. These forms share no factor on this side.
     reader
-        The end of the forms that read.
+        The end of the reading forms.
     tiled
         ‖wᵀ r‖² of every pair, if already computed by `wqk.forms.overlaps.by_tiles`. Pairs that
         rounding may have changed are computed again from their cores.
@@ -247,7 +247,7 @@ def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
     Raises
     ------
     FormError
-        The two meet streams of different widths.
+        The forms belong to streams of different widths.
     """
     if writer.width != reader.width:
         raise FormError(
@@ -313,8 +313,8 @@ def _tiled_squares(
 ) -> dict[tuple[int, int], np.ndarray]:
     """Compute ‖wᵀ r‖² of pairs of one width by tiles; empty if cores take less time.
 
-    Stacks that occur in a pair become the rows and columns of a table: the writers in their order,
-    the readers in the order of the writers that they meet.
+    Stacks that occur in a pair become the rows and columns of a table. The writers keep their
+    order; the readers are in the order of the writers of their pairs.
     """
     writer_numbers = sorted({i for i, _ in pairs})
     row_of = {number: row for row, number in enumerate(writer_numbers)}
@@ -341,7 +341,7 @@ def _tiled_squares(
 
 
 def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
-    """Tail probability P(Z ≥ z) of a standardized gamma distribution with this skewness.
+    """Return P(Z ≥ z) of a standardized gamma distribution with a given skewness.
 
     The approximation is the cube root of Wilson and Hilferty (1931). Large probabilities are
     right within 10 %; small ones are up to twice too large, rarely too small. NaN where z is NaN.
@@ -400,7 +400,7 @@ def _gram(factor: np.ndarray) -> np.ndarray:
 
 
 class UpdateTerms(NamedTuple):
-    """Δ₂ = ΔA Bᵀ + A ΔBᵀ, of rank 2R, and Δ₃ = ΔA ΔBᵀ, of rank R."""
+    """The two terms of an update: Δ₂ = ΔA Bᵀ + A ΔBᵀ, of rank 2R, and Δ₃ = ΔA ΔBᵀ, of rank R."""
 
     first: BilinearForm
     second: BilinearForm
@@ -412,7 +412,7 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     Raises
     ------
     FormError
-        The factors have different shapes, so that neither form is an update of the other.
+        The factors have different shapes, so neither form can be an update of the other.
 
     Examples
     --------
@@ -437,14 +437,14 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
 
 
 def change(before: BilinearForm, after: BilinearForm) -> BilinearForm:
-    """Δ₂ + Δ₃ = ΔA (B + ΔB)ᵀ + A ΔBᵀ: `BilinearForm.difference` with rescaled factors."""
+    """Return Δ₂ + Δ₃ = ΔA (B + ΔB)ᵀ + A ΔBᵀ: `BilinearForm.difference` with rescaled factors."""
     make = type(before).from_factors
     query_step, key_step = after.query - before.query, after.key - before.key
     return _rescaled(make(query_step, after.key)) + _rescaled(make(before.query, key_step))
 
 
 def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]:
-    """Norm, σ₁ and stable rank of both terms, each (...), by column of the score table.
+    """Return norm, σ₁ and stable rank of both terms, each (...), by column of the score table.
 
     Examples
     --------
@@ -469,10 +469,10 @@ def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]
 
 
 def _rescaled(form: BilinearForm) -> BilinearForm:
-    """Rescale the factors of forms to equal size, by exact powers of two; forms stay the same.
+    """Rescale the factors of forms to equal size, by exact powers of two; the forms do not change.
 
     The kernels treat a small step next to large weights as cancellation, and then compute in
-    float64 in many times the time. If one factor is zero, the other becomes zero as well.
+    float64, which takes many times longer. If one factor is zero, the other becomes zero as well.
     """
     xp = array_namespace(form.query, form.key)
     # Forms that share a factor have one scale: the last axis of the stack belongs to them.

@@ -65,8 +65,9 @@ ARRAY_CALLS = {name: f"numpy().{name}" for name in dir(np.ndarray) if not name.s
 class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **METHOD_CALLS}):
     """M = query · keyᵀ, or a stack of such forms.
 
-    Numbers that follow from sums over the entries are properties: ``form.norm``, ``form.symmetry``,
-    ``form.trace``. What needs a decomposition is a method: ``form.svd()``, ``form.eigenvalues()``.
+    Measures that need only sums over the entries are properties: ``form.norm``, ``form.symmetry``,
+    ``form.trace``. Measures that need a decomposition are methods: ``form.svd()``,
+    ``form.eigenvalues()``.
 
     The leading axes stack forms and broadcast, so query heads may share a key head. Factors are
     arrays of NumPy, PyTorch (gradients flow) or any other array-API library, or nested lists. Half
@@ -75,16 +76,18 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
     Parameters
     ----------
     query
-        W_q, shape (..., d_query, rank). Its rows, and M's, belong to the query (predicted) side.
+        W_q, shape (..., d_query, rank). The rows of W_q and of M belong to the query (predicted)
+        side.
     key
-        W_k, shape (..., d_key, rank). Its rows, and M's columns, belong to the key (context) side.
+        W_k, shape (..., d_key, rank). The rows of W_k and the columns of M belong to the key
+        (context) side.
 
     Raises
     ------
     FormError
         The two ranks differ, the stacks do not broadcast, a factor is empty, or its entries are not
-        real floating-point numbers. Or the factors may be transposed, as the weights of an
-        ``nn.Linear`` are: the rank exceeds a width, or a factor is a square ``nn.Parameter``.
+        real floating-point numbers. Or the factors may be transposed like the weights of an
+        ``nn.Linear``: the rank exceeds a width, or a factor is a square ``nn.Parameter``.
         `from_linear` takes such weights, `from_factors` takes factors of any shape as they are.
 
     Examples
@@ -124,9 +127,10 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @classmethod
     def from_factors(cls, query: Any, key: Any) -> BilinearForm:
-        """Return a form of factors that are (..., d_query, rank) and (..., d_key, rank) for sure.
+        """Return a form of factors in the shapes (..., d_query, rank) and (..., d_key, rank).
 
-        Unlike the constructor, this method accepts ranks above the width and square parameters.
+        Unlike the constructor, this method does not suspect transposed factors: the rank may exceed
+        the width, and parameters may be square.
 
         Examples
         --------
@@ -142,7 +146,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
     def from_linear(cls, q_proj: Any, k_proj: Any, heads: int | None = None) -> BilinearForm:
         """Return a form from two ``nn.Linear``, or from their weights, which are stored (out, in).
 
-        Biases are left out: a form is the score's part that is linear on both sides.
+        Biases are left out: the form is the part of the score that is linear in both vectors.
 
         Parameters
         ----------
@@ -190,7 +194,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> BilinearForm:
-        """Return a form from M itself, (..., d_query, d_key), as M · Iᵀ.
+        """Return the form of a matrix M, (..., d_query, d_key), as M · Iᵀ.
 
         Examples
         --------
@@ -245,12 +249,12 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @property
     def rank(self) -> int:
-        """Number of columns of each factor: an upper bound of M's rank."""
+        """Number of columns of each factor, at least M's rank."""
         return int(self.query.shape[-1])
 
     @property
     def stack(self) -> tuple[int, ...]:
-        """Shape of the stack of forms; () for a single one."""
+        """Shape of the stack of forms; () for a single form."""
         return common_stack(tuple(self.query.shape[:-2]), tuple(self.key.shape[:-2]))
 
     @property
@@ -274,24 +278,23 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @property
     def _size(self) -> str:
-        """Widths in messages, such as ``64 × 64``."""
+        """The widths, for messages, such as ``64 × 64``."""
         d_query, d_key = self.widths
         return f"{d_query} × {d_key}"
 
     def __len__(self) -> int:
-        """Return the first axis of the stack; of a single form, its number of rows."""
+        """Return the length of the first axis of the stack, or a single form's number of rows."""
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the forms along the first axis of the stack; of a single form, its rows."""
+        """Yield the forms along the first axis of the stack; for a single form, the rows."""
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Forms of the stack, then rows and columns of M: what the same index of `dense` selects.
+        """Select forms of the stack, then rows and columns of M, by an index of `dense`.
 
-        The result is a form, with factors of its own, except where a single row or column is
-        selected: that is an array. Lists of rows and of columns select the submatrix where they
-        cross, as with `numpy.ix_`.
+        The result is a form with its own factors; a single row or column is an array. Lists of rows
+        and of columns select a submatrix, as with `numpy.ix_`.
 
         Examples
         --------
@@ -319,7 +322,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         return part.dense()[(*whole_stack, row_index, column_index)]
 
     def _full_index(self, index: Any) -> tuple[Any, ...]:
-        """Return an index of all axes of `dense`: the ellipsis, or what is left out, as slices."""
+        """Return an index of all axes of `dense`, with slices for an ellipsis and omitted axes."""
         entries = index if isinstance(index, tuple) else (index,)
         dots = [position for position, entry in enumerate(entries) if entry is Ellipsis]
         indexed = sum(axes_taken(entry) for entry in entries if entry is not Ellipsis)
@@ -334,7 +337,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @called_as("form(x, y); a property, such as form.symmetric_part, has no parentheses")
     def __call__(self, x: Any, y: Any) -> Array:
-        """Scores x M yᵀ of query-side vectors x (..., N, d_query) and key-side y (..., N, d_key).
+        """Return scores x M yᵀ of query-side x (..., N, d_query) and key-side y (..., N, d_key).
 
         Single vectors (d_query,) and (d_key,) give a single score.
         """
@@ -352,7 +355,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
     def plot(self, title: str | None = None) -> Figure:
         """Draw a single form's entries, and the norms of its rows and columns (needs matplotlib).
 
-        Notebooks display it; ``savefig(path)`` writes it.
+        Notebooks display the figure; ``savefig(path)`` writes a file.
 
         Examples
         --------
@@ -370,12 +373,12 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         return matrix(image, title or self._title, scores)
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
-        """M itself, (..., d_query, d_key), as an array of the factors' library, with gradients."""
+        """Return M, (..., d_query, d_key), in the factors' library, with gradients."""
         xp = array_namespace(self.query, self.key)
         return xp.matmul(self.query, xp.matrix_transpose(self.key))
 
     def numpy(self) -> np.ndarray:
-        """M itself as a NumPy array, without gradients; the same as ``np.asarray(form)``."""
+        """Return M as a NumPy array, without gradients; the same as ``np.asarray(form)``."""
         return np.asarray(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -460,7 +463,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         return values
 
     def _converted(self, values: Any) -> Array:
-        """Values as an array of the form's library and type; a tensor keeps its gradient."""
+        """Return values as an array of the form's library and type; a tensor keeps its gradient."""
         xp = array_namespace(self.query)
         if is_array_api_obj(values) and array_namespace(values) is xp:
             return xp.astype(values, self.query.dtype, copy=False)
@@ -477,11 +480,11 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @property
     def T(self) -> BilinearForm:
-        """The transpose: query and key change places."""
+        """The transpose: query and key exchanged."""
         return BilinearForm.from_factors(self.key, self.query)
 
     def __mul__(self, factor: Any) -> BilinearForm:
-        """Multiply by a number, or multiply each form of a stack by its entry of an array."""
+        """Multiply by a number, or multiply the forms of a stack by the entries of an array."""
         return BilinearForm.from_factors(self.query * self._scalar(factor), self.key)
 
     __rmul__ = __mul__
@@ -538,10 +541,11 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
             raise FormError(f"forms must have the same shape, got {self.shape} and {other.shape}")
 
     def difference(self, other: BilinearForm) -> BilinearForm:
-        """``self - other`` as factors, of rank 2r: the update ΔW_qk (paper, Remark S1.6).
+        """Return ``self - other`` as factors, of rank 2r: the update ΔW_qk (paper, Remark S1.6).
 
-        For forms of one rank it is computed from the factors' differences, A Bᵀ − A₀B₀ᵀ =
-        (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, so that a small step between large forms keeps its precision.
+        If the forms have the same rank, the result is computed from the differences of the factors,
+        A Bᵀ − A₀B₀ᵀ = (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, so that a small step between large forms keeps its
+        precision.
 
         Examples
         --------
@@ -561,8 +565,8 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
     def sum(self) -> BilinearForm:
         """Return the sum over the stack as one form: the layer's W_qk from its heads' (paper, S20).
 
-        Queries that share a key (a stack axis of length 1 in the key) are added, which keeps the
-        rank at key_heads · head_width.
+        Queries that share a key (a stack axis of length 1 in the key) are added, so that the rank
+        is only key_heads · head_width.
         """
         xp = array_namespace(self.query, self.key)
         axes = len(self.stack) + 2
@@ -603,7 +607,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @property
     def symmetry(self) -> Scores:
-        """s, shape (...), of a square form; see `wqk.symmetry`."""
+        """Symmetry s of a square form, shape (...); see `wqk.symmetry`."""
         self.require_square("symmetry")
         xp = array_namespace(self.query, self.key)
         share = self.moments.share(self.moments.trace_of_square)
@@ -630,13 +634,13 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @staticmethod
     def number(score: Array) -> Scores:
-        """Return a score as it is returned: of a single NumPy form, a plain number."""
+        """Return the score of a single NumPy form as a number, other scores unchanged."""
         is_single = isinstance(score, np.ndarray | np.generic) and not score.ndim
         shown: Scores = float(score) if is_single else score
         return shown
 
     def svd(self) -> kernels.SVD:
-        """Return the singular value decomposition, from that of a rank × rank core; computed once.
+        """Return the singular value decomposition, computed once from a rank × rank core.
 
         Returns
         -------
@@ -673,13 +677,13 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         return array_namespace(self.query).matrix_transpose(self.svd().Vh)
 
     def singular_values(self) -> Float[Array, "... k"]:
-        """Compute the singular values of `svd` alone, in less time."""
+        """Return the singular values of `svd` alone, in less time."""
         return kernels.singular_values(self.query, self.key)
 
     def eigenvalues(self) -> Array:
-        """Eigenvalues of a square form, (..., min(rank, d)), complex, largest magnitude first.
+        """Return the eigenvalues of a square form, (..., min(rank, d)), complex, largest first.
 
-        The other d − rank are 0.
+        The other d − rank eigenvalues are 0.
 
         Raises
         ------
@@ -696,13 +700,13 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @property
     def diagonal(self) -> Float[Array, "... d"]:
-        """M's diagonal, shape (..., d), of a square form."""
+        """The diagonal of M, shape (..., d), for square forms."""
         self.require_square("a diagonal")
         return kernels.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
     def trace(self) -> Scores:
-        """tr(M), shape (...), of a square form."""
+        """tr(M), shape (...), for square forms."""
         return self.number(array_namespace(self.query, self.key).sum(self.diagonal, axis=-1))
 
     @property
@@ -718,7 +722,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         return (self - self.T) * 0.5
 
     def require_square(self, what: str) -> None:
-        """Raise `FormError` if the form is not square, which ``what`` needs."""
+        """Raise `FormError`, with ``what`` in the message, unless the form is square."""
         if not self.is_square:
             raise FormError(f"{what} needs a square form, got {self._size}")
 

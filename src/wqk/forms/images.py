@@ -1,4 +1,4 @@
-"""Forms as images of limited size, without building them whole, and as pictures with norms."""
+"""Images of forms with limited size, computed without the whole matrix; pictures with norms."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
     class Matrix(Protocol):
-        """A form, as far as its image needs it; `BilinearForm` is one."""
+        """The attributes of a form that its image needs; a `BilinearForm` has all of them."""
 
         @property
         def stack(self) -> tuple[int, ...]:
-            """Shape of the stack of forms; () for a single one."""
+            """Shape of the stack of forms; () for a single form."""
 
         @property
         def widths(self) -> tuple[int, int]:
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 class MatrixImage(NamedTuple):
     """A form reduced to an image, with the norms of all its rows and columns.
 
-    A pixel that covers several entries shows the one of largest magnitude, so that a single large
-    row, column or entry is never averaged away. Outlying norms exceed mean + gamma · std.
+    A pixel that covers several entries shows the entry of largest magnitude, so that a single large
+    row, column or entry stays visible. Outlying norms exceed mean + gamma · std.
     """
 
     pixels: Float[Array, "height width"]
@@ -58,7 +58,7 @@ class MatrixImage(NamedTuple):
 
 
 def matrix_image(form: Matrix, side: int = 1024, gamma: float = 2.0) -> MatrixImage:
-    """Reduce one form to an image of at most ``side`` × ``side`` pixels, one strip at a time.
+    """Reduce a form to an image of at most ``side`` × ``side`` pixels, strip by strip.
 
     Raises
     ------
@@ -100,7 +100,7 @@ MARGIN = 0.02
 
 @style()
 def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
-    """Draw a form as Figure 2's right panels do, with norms in the margins.
+    """Draw a form as in the right panels of Figure 2, with norms in the margins.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
 def draw_with_norms(
     figure: Figure, grid: GridSpecBase, image: MatrixImage
 ) -> tuple[AxesImage, Axes, Axes]:
-    """Draw the entries, the column norms above them and the row norms at their right."""
+    """Draw the entries, with column norms above and row norms on the right."""
     drawn = draw_entries(figure.add_subplot(grid[1, 0]), image)
     columns = figure.add_subplot(grid[0, 0], sharex=drawn.axes)
     rows = figure.add_subplot(grid[1, 1], sharey=drawn.axes)

@@ -1,17 +1,18 @@
 """The sums over M = A Bᵀ that its scores need, computed from the factors in any array library.
 
-There are two routes. `Identities` works on Gram matrices and never forms an entry of M, in about
-8 D R² operations; `Tiles` forms M block by block, in 2 D² R operations. `measure` takes the cheaper
-route, and never the identities where their sums would cancel. Blocks stay in a core's cache.
+There are two routes. `Identities` works on Gram matrices and never forms an entry of M, in about 8
+D R² operations; `Tiles` forms M block by block, in 2 D² R operations. `measure` takes the cheaper
+route, but not the identities if their sums would cancel. Blocks stay in a core's cache.
 
-Factors are first divided by powers of two (`balance`), and M with them; the exponents are kept.
+The factors, and therefore M, are first divided by powers of two (`balance`); the exponents are
+kept.
 
 With the QR decompositions A = Q_a R_a and B = Q_b R_b, M = Q_a (R_a R_bᵀ) Q_bᵀ: the core in the
 middle, k × k with k = min(R, D), has M's singular values, and R_a R_bᵀ Q_bᵀ Q_a its nonzero
 eigenvalues.
 
-In this order: `measure` and the two routes, tiles, balanced factors, sums, decompositions, and
-directionality.
+The order of this file: `measure` and the two routes, tiles, balanced factors, sums, decompositions,
+and directionality.
 
 Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, R) and B = key
 (..., D, R); stacks broadcast, so query heads that share a key head share its Gram matrix.
@@ -46,7 +47,7 @@ NO_SPREAD = 1e-6
 
 
 def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
-    """Return the moments of a stack of forms, both factors float32 or both float64.
+    """Return the moments of a stack of forms; the factors are both float32 or both float64.
 
     Raises
     ------
@@ -69,7 +70,7 @@ def measure_entries(matrix: Array, identity: Array) -> Moments:
 
 
 class Balanced(NamedTuple):
-    """A factor divided by a power of two, such that sums of fourth powers of entries are finite."""
+    """A factor divided by a power of two so that sums of fourth powers of entries are finite."""
 
     factor: Float[Array, "... d r"]
     exponent: Float[Array, "*stack"]  # the factor was divided by 2**exponent
@@ -77,7 +78,7 @@ class Balanced(NamedTuple):
 
 
 class Moments:
-    """Sums over the entries of M / 2**exponent = query · keyᵀ. Every score is a function of them.
+    """Sums over the entries of M / 2**exponent = query · keyᵀ; all scores are functions of them.
 
     Scores do not depend on the exponent. Norms are multiplied by the power of two at the end.
 
@@ -119,7 +120,7 @@ class Moments:
 
     @cached_property
     def square_sizes(self) -> tuple[Float[Array, "*query_stack"], Float[Array, "*key_stack"]]:
-        """‖A‖² and ‖B‖², whose product ‖M‖² cannot exceed."""
+        """‖A‖² and ‖B‖². Their product is an upper bound of ‖M‖²."""
         query_squares, key_squares = self.square_lengths
         return self._xp.sum(query_squares, axis=-1), self._xp.sum(key_squares, axis=-1)
 
@@ -142,7 +143,7 @@ class Identities(Moments):
         self.grams = gram(self.query, self._xp), gram(self.key, self._xp)
 
     def cancels(self) -> bool:
-        """Return whether ‖M‖² loses its digits: far below its bound ‖AᵀA‖ ‖BᵀB‖, for some form."""
+        """Return whether, for some form, ‖M‖² is so far below ‖AᵀA‖ ‖BᵀB‖ that digits are lost."""
         xp = self._xp
         query_gram, key_gram = self.grams
         # The Gram matrices are symmetric; their transposes are summed faster, along the memory.
@@ -184,12 +185,12 @@ class Identities(Moments):
         opposite_gram: Float[Array, "... r r"],
         opposite_square_size: Float[Array, "*opposite_stack"],
     ) -> Float[Array, "... d"]:
-        """Norms of the rows of ``factor @ opposite.T``, by tiles where the identity cancels.
+        """Return the row norms of ``factor @ opposite.T``, by tiles if the identity cancels.
 
         Parameters
         ----------
         factor, opposite
-            A and B for M's rows, B and A for its columns.
+            A and B for the rows of M, B and A for the columns.
         opposite_gram, opposite_square_size
             Gram matrix and squared Frobenius norm of ``opposite``.
         """
@@ -228,17 +229,17 @@ class Tiles(Moments):
 
     @cached_property
     def matrix(self) -> Float[Array, "... d_query d_key"] | None:
-        """M, if it is small."""
+        """The matrix M, if small."""
         return self._sums.matrix
 
     @cached_property
     def _square_sum(self) -> Float[Array, "*stack"]:
-        """‖M‖² as summed, rounding errors included."""
+        """‖M‖² as summed, with rounding errors."""
         return self._xp.sum(self._sums.rows, axis=-1)
 
     @cached_property
     def square_norm(self) -> Float[Array, "*stack"]:
-        """‖M‖², or 0 if M is only the rounding error of sums that cancel."""
+        """‖M‖², or 0 if the sum may consist of rounding errors only."""
         xp = self._xp
         # ‖Σ_k a_k b_kᵀ‖ ≤ Σ_k ‖a_k‖ ‖b_k‖, to which rounding errors are proportional.
         query_squares, key_squares = self.square_lengths
@@ -263,7 +264,7 @@ class Tiles(Moments):
 
 
 class Entries(Moments):
-    """Moments from M itself, which is the query; the key is the identity."""
+    """Moments from the entries of M: the query is M, the key is the identity."""
 
     def __init__(self, query: Balanced, key: Balanced) -> None:
         super().__init__(query, key)
@@ -279,7 +280,7 @@ class Entries(Moments):
 
 
 class TileSums(NamedTuple):
-    """Sums over the squares of M's entries, tr(M M) where M is square, and M itself if small."""
+    """Sums over the squared entries of M; for a square M, tr(M M); and M, if small."""
 
     rows: Float[Array, "... d_query"]
     columns: Float[Array, "... d_key"]
@@ -290,7 +291,7 @@ class TileSums(NamedTuple):
 def tile_sums(
     query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"], xp: Any
 ) -> TileSums:
-    """Sum over M block by block. A large M is never in memory as a whole.
+    """Sum over M block by block, without ever holding a large M in memory.
 
     Blocks (i, j) and (j, i) of a square form are computed together, because tr(M M) needs both.
     """
@@ -331,7 +332,7 @@ def tile_sums(
 
 
 class _Cut(NamedTuple):
-    """A form that is cut into blocks: its factors, and its matrix if that is in memory."""
+    """A form to be cut into blocks: the factors, and the matrix if in memory."""
 
     query: Float[Array, "... d_query r"]
     keys: Float[Array, "... r d_key"]
@@ -345,7 +346,7 @@ class _Cut(NamedTuple):
 
 
 def _column_dots(entries: Array, xp: Any) -> Array:
-    """Return the sum of the squares of each column."""
+    """Return the sum of squares of each column."""
     transposed = xp.matrix_transpose(entries)
     return row_dots(transposed, transposed, xp)
 
@@ -364,7 +365,7 @@ def block_slices(length: int, width: int) -> Iterator[slice]:
 
 
 def balance(factor: Float[Array, "... d r"], xp: Any) -> Balanced:
-    """Divide a factor by a power of two, which is exact, to bring its entries into the safe range.
+    """Divide a factor by a power of two, exactly, to bring its entries into the safe range.
 
     A factor that is already in the safe range is returned unchanged.
 
@@ -398,10 +399,10 @@ def balance(factor: Float[Array, "... d r"], xp: Any) -> Balanced:
 def level(
     query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"], xp: Any
 ) -> tuple[Balanced, Balanced]:
-    """Return factors of the same M in which every rank dimension has the same size on both sides.
+    """Rescale the rank dimensions of two factors to equal sizes on both sides, for the same M.
 
-    A dimension that is huge in one factor and tiny or zero in the other may contribute little to
-    M, but next to it the digits of all other dimensions would be lost. Factors are multiplied by
+    A dimension that is huge in one factor and tiny or zero in the other may contribute little to M,
+    but the digits of all other dimensions would be lost next to it. Factors are multiplied by
     powers of two, then balanced.
     """
     query_sizes = xp.max(xp.abs(query), axis=-2)
@@ -426,15 +427,15 @@ def _scaled_columns(
 
 
 def times_power(array: Array, exponent: Array) -> Array:
-    """``array * 2**exponent``, in two steps, since a subnormal number's power would overflow."""
+    """Return ``array * 2**exponent``, in two steps: powers for subnormal numbers would overflow."""
     half = array_namespace(exponent).floor(exponent / 2)
     return array * 2.0**half * 2.0 ** (exponent - half)
 
 
 def restore(array: Array, exponent: Array) -> Array:
-    """``array * 2**exponent``, in float64 (complex128) if an exponent is not 0.
+    """Return ``array * 2**exponent``, in float64 (complex128) if an exponent is not 0.
 
-    Only then can the result be outside float32's range.
+    If all exponents are 0, the result is within the range of float32.
     """
     xp = array_namespace(array, exponent)
     if not xp.any(exponent != 0):
@@ -451,26 +452,26 @@ def _log2_or_zero(sizes: Array, xp: Any) -> Array:
 
 
 def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
-    """AᵀA for each form of the stack."""
+    """Return AᵀA for each form of the stack."""
     return xp.matmul(xp.matrix_transpose(factor), factor)
 
 
 def inner(
     a: Float[Array, "... d r"], b: Float[Array, "... d r"], xp: Any
 ) -> Float[Array, "*stack"]:
-    """Frobenius inner product over the last two axes."""
+    """Return the Frobenius inner product over the last two axes."""
     return xp.sum(xp.linalg.vecdot(a, b), axis=-1)
 
 
 def square_sum(array: Float[Array, "... d r"], xp: Any) -> Float[Array, "*stack"]:
-    """Sum of squares over the last two axes, in the memory order of transposed weights."""
+    """Return the sum of squares over the last two axes, in the order of transposed weights."""
     return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
 
 
 def row_dots(
     a: Float[Array, "... d r"], b: Float[Array, "... d r"], xp: Any
 ) -> Float[Array, "... d"]:
-    """a_i · b_i for every row i."""
+    """Return a_i · b_i for every row i."""
     if is_numpy_namespace(xp):  # in one pass, without an array of the products
         return np.einsum("...dr,...dr->...d", a, b)
     return xp.sum(a * b, axis=-1)
@@ -479,7 +480,7 @@ def row_dots(
 def gram_dots(
     a: Float[Array, "... d r"], gram: Float[Array, "... r r"], xp: Any
 ) -> Float[Array, "... d"]:
-    """a_i G · a_i for every row i and a symmetric matrix G, in blocks that stay in the cache."""
+    """Return a_i G · a_i for every row i and a symmetric matrix G, in blocks that fit the cache."""
     width, rank = a.shape[-2:]
     stack = np.broadcast_shapes(a.shape[:-2], gram.shape[:-2])
     most_entries = BLOCK_ENTRIES // 4
@@ -503,14 +504,14 @@ def quotient(value: Array, size: Array, xp: Any) -> Array:
 
 
 def root(squares: Array, xp: Any) -> Array:
-    """Return the square root, with the gradient 0, not infinity, at 0."""
+    """Return the square root; at 0, the gradient is 0 instead of infinity."""
     is_positive = squares > 0
     positive = xp.where(is_positive, squares, xp.ones_like(squares))
     return xp.where(is_positive, xp.sqrt(positive), xp.zeros_like(squares))
 
 
 def least_ratio(array: Array, xp: Any) -> float:
-    """Return the ratio of a sum to its summands below which the sum's root misses the tolerance."""
+    """Return the smallest ratio of a sum to its summands at which the root is accurate enough."""
     return float(xp.finfo(array.dtype).eps) / (2 * SCORE_TOLERANCE[bits(array, xp)])
 
 
@@ -546,7 +547,7 @@ def _core_factors(query: Array, key: Array) -> CoreFactors:
 
 
 def svd(query: Array, key: Array) -> SVD:
-    """U, S and Vh of query · keyᵀ; see `BilinearForm.svd`."""
+    """Return U, S and Vh of query · keyᵀ; see `BilinearForm.svd`."""
     xp = array_namespace(query, key)
     factors = _core_factors(query, key)
     left, values, right = xp.linalg.svd(factors.core, full_matrices=False)
@@ -558,16 +559,17 @@ def svd(query: Array, key: Array) -> SVD:
 
 
 def singular_values(query: Array, key: Array) -> Float[Array, "... k"]:
-    """`SVD.S` alone."""
+    """Return `SVD.S` alone."""
     factors = _core_factors(query, key)
     values = array_namespace(factors.core).linalg.svdvals(factors.core)
     return restore(values, factors.exponent[..., None])
 
 
 def eigenvalues(query: Array, key: Array) -> Array:
-    """Eigenvalues of a square query · keyᵀ, complex, in descending order of magnitude.
+    """Return the eigenvalues of a square query · keyᵀ, complex, in descending order of magnitude.
 
-    Those of keyᵀ · query are the same, but for zeros. The smaller of the two products is used.
+    The product keyᵀ · query has the same eigenvalues, except for zeros. The smaller product is
+    used.
     """
     xp = array_namespace(query, key)
     balanced_query, balanced_key = balance(query, xp), balance(key, xp)
@@ -586,7 +588,7 @@ def eigenvalues(query: Array, key: Array) -> Array:
 
 
 class Directionalities(NamedTuple):
-    """`wqk.directionality` with either weight, named as columns are."""
+    """`wqk.directionality` with both weights; the fields are named as the columns."""
 
     directionality: Float[Array, "*stack"]
     directionality_excess: Float[Array, "*stack"]
@@ -612,7 +614,7 @@ def _contrast(row_sum: Array, column_sum: Array, is_nonzero: Array) -> Array:
 
 
 def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
-    """Mask of the norms above mean + gamma · std (n − 1) of the last axis; empty if all are equal.
+    """Return the mask of norms above mean + gamma · std (n − 1); empty if all are equal.
 
     Examples
     --------
@@ -624,14 +626,14 @@ def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, ".
 
 
 class OutlierSums(NamedTuple):
-    """Sums over the outliers among norms: of the norms, and of the norms less the threshold."""
+    """Two sums over outlying norms: the norms, and the norms minus the threshold."""
 
     norms: Float[Array, "*stack"]
     excesses: Float[Array, "*stack"]
 
 
 def _outlier_sums(norms: Float[Array, "... n"], gamma: float) -> OutlierSums:
-    """Sum the norms beyond the threshold, and their excesses, over the last axis."""
+    """Sum the norms above the threshold, and the excesses over it, over the last axis."""
     xp = array_namespace(norms)
     excess = _excess(norms, gamma)
     is_outlier = excess > 0
@@ -643,7 +645,7 @@ def _outlier_sums(norms: Float[Array, "... n"], gamma: float) -> OutlierSums:
 
 
 def _excess(norms: Float[Array, "... n"], gamma: float) -> Float[Array, "... n"]:
-    """Each norm less the threshold mean + gamma · std; zero if all norms are equal."""
+    """Return each norm minus the threshold mean + gamma · std; zero if all norms are equal."""
     if not 0 <= gamma < math.inf:
         raise FormError(f"gamma must be a finite number from 0 up, got {gamma}")
     xp = array_namespace(norms)

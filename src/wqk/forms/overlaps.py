@@ -1,4 +1,4 @@
-"""‖wᵀ r‖² for many pairs of matrices: w from heads that write, r from heads that read.
+"""‖wᵀ r‖² for many pairs of matrices: w of writing heads, r of reading heads.
 
 There are two methods, and the cheaper one is used. *By cores*: compute the R × R core wᵀ r of each
 pair and sum its squares, in 2 D R² operations for each pair. *By tiles*: ‖wᵀ r‖² = ⟨w wᵀ, r rᵀ⟩, a
@@ -37,17 +37,17 @@ PRECISION, DEVIATIONS = 2e-6, 1e-3
 
 @dataclass(frozen=True, eq=False)
 class StackSide:
-    """The matrices w, (D, r), of all forms of a stack, on one side; each form has norm 1.
+    """The matrices w, (D, r), of one side of all forms of a stack; each form has norm 1.
 
-    Forms that share a factor share its columns: the matrix of head h is the columns of its group
-    times the ``mix`` of the head.
+    Forms with a common factor have common columns: the matrix of head h is the product of its
+    group's columns and its own ``mix``.
 
     Attributes
     ----------
     columns
         The factors next to each other, one for each head or, if shared, for each group.
     mix
-        Matrices that follow the shared factors; None if no factor is shared.
+        Matrices on the right of the shared factors; None if no factor is shared.
     heads
         Number of forms.
     zero
@@ -69,7 +69,7 @@ class StackSide:
 
     @property
     def shares(self) -> Float[np.ndarray, " d"]:
-        """Share of each dimension in a form's squared norm, averaged over the stack."""
+        """Return the share of each dimension in a form's squared norm, averaged over the stack."""
         factors = self.factors(slice(None))
         images = factors
         if self.mix is not None:
@@ -77,12 +77,12 @@ class StackSide:
         return np.asarray(np.vecdot(images, factors).sum(axis=0, dtype=np.float64) / self.heads)
 
     def factors(self, rows: slice | np.ndarray) -> Float[np.ndarray, "factors rows r"]:
-        """Return some rows of each factor."""
+        """Return the given rows of each factor."""
         count = self.heads if self.mix is None else len(self.mix)
         return self.columns.reshape(self.width, count, -1)[rows].swapaxes(0, 1)
 
     def gram_rows(self, rows: slice) -> Float[np.ndarray, "factors rows_of_all r"]:
-        """Return matrices whose products with the factors are some rows of every form's w wᵀ."""
+        """Return matrices whose products with the factors are rows of every form's w wᵀ."""
         factors = self.factors(rows)
         if self.mix is None:
             return np.ascontiguousarray(factors)
@@ -93,7 +93,7 @@ class StackSide:
 def by_cores(
     writer: StackSide, reader: StackSide, heads: slice | np.ndarray = slice(None)
 ) -> Float[np.ndarray, "w r"]:
-    """‖wᵀ r‖² of every pair of two stacks, (W, R), or of some writing heads, from the cores.
+    """Return ‖wᵀ r‖² of every pair of two stacks, (W, R), or of some writing heads, from the cores.
 
     The writing heads share no factor.
     """
@@ -121,7 +121,7 @@ def by_cores(
 def uncertain(
     squares: np.ndarray, variance: np.ndarray, writer: StackSide, reader: StackSide
 ) -> Bool[np.ndarray, "w r"]:
-    """Mask of the pairs whose error may be too large by tiles: the error is relative to the tiles.
+    """Return the mask of pairs that may lose too many digits by tiles.
 
     Parameters
     ----------
@@ -168,15 +168,15 @@ def by_tiles(
     spans: Sequence[tuple[int, int]],
     threads: int,
 ) -> Float[np.ndarray, "w r"]:
-    """‖wᵀ r‖² of all heads of all stacks, in the order of the stacks.
+    """Return ‖wᵀ r‖² of all heads of all stacks, in the order of the stacks.
 
     Parameters
     ----------
     writers, readers
         Stacks of one width. The writing stacks share no factors.
     spans
-        For each reading stack, the first writing stack that it is paired with, and the end of the
-        range, both in ascending order. Other pairs are zero.
+        For each reading stack, the range of writing stacks to pair with: the first and the end,
+        both in ascending order. Other pairs are zero.
     threads
         Number of tiles that are computed at the same time, each with a single-threaded BLAS.
     """
@@ -195,7 +195,7 @@ def by_tiles(
     largest_tile = max(strip.stop - strip.start for strip in strips) ** 2
 
     def sum_over_tiles(portion: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Sum the products of tiles, given as numbers of their strips of rows and of columns."""
+        """Sum the products of tiles; each tile is given by its strips of rows and columns."""
         total = np.zeros((int(write_starts[-1]), int(read_starts[-1])))
         write_buffer, read_buffer = (
             np.empty(heads * largest_tile, np.float32) for heads in total.shape

@@ -9,9 +9,9 @@ Proposition S1.17            `symmetry_null`                            [0, 1]
 sum over heads, S20          `head_terms`, `coupling`                   unbounded, [-1, 1]
 ===========================  =========================================  =======================
 
-`looks_random` recognizes weights that were never trained. Initial entries are independent, centered
-and of one variance, therefore the norms of a weight's rows and columns hardly differ: the squared
-norm of n normal entries has the relative variance 2/n, and that of uniform or truncated entries
+`looks_random` recognizes weights that were never trained. Initial entries are independent and
+centered, with one variance, therefore the norms of a weight's rows and columns hardly differ: the
+squared norm of n normal entries has the relative variance 2/n; of uniform or truncated entries,
 less. Training soon makes some inputs and outputs many times larger than others, before it changes
 any score.
 
@@ -75,8 +75,8 @@ def symmetry(form: BilinearForm | Any, key: Any = None) -> Scores:
 def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Scores:
     """Mean symmetry under random signs of M's rows: Σ_i M_ii² / ‖M‖², shape (...).
 
-    Random signs keep the norms of the rows. Symmetry that only comes from a few outlying dimensions
-    is therefore part of this baseline, but not of 1/d, the mean for independent entries.
+    Random signs keep the norms of the rows. Therefore this baseline includes the symmetry due to a
+    few outlying dimensions; the mean for independent entries, 1/d, does not.
 
     Parameters
     ----------
@@ -137,12 +137,12 @@ def directionality(
 
 
 class HeadTerms(NamedTuple):
-    """A layer's symmetry, split into a term within its heads and a term between them.
+    """The symmetry of a layer, split into a term within heads and a term between heads.
 
-    The two add up to the layer's symmetry but are not shares of it: if heads cancel in the sum,
-    both are large. ``within_random``, for comparison, is the expected term within heads if the same
-    rank dimensions were assigned to heads at random. The terms of NumPy factors are of type
-    ``float``, those of other arrays are arrays of no axes.
+    The sum of the two terms is the layer's symmetry, but the terms are not shares: if heads cancel
+    in the sum, both terms are large. ``within_random``, for comparison, is the expected term within
+    heads if the same rank dimensions were assigned to heads at random. The terms are of type
+    ``float`` for NumPy factors, and arrays without axes otherwise.
     """
 
     within: Scores
@@ -214,7 +214,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
 
 
 def coupling(heads: Any, layer: int | None = None) -> Float[Array, "heads heads"]:
-    """T[a, b] = tr(M_a M_b) / (‖M_a‖ ‖M_b‖), shape (H, H): 1 where head b is head a's transpose.
+    """T[a, b] = tr(M_a M_b) / (‖M_a‖ ‖M_b‖), shape (H, H): 1 if head b is the transpose of head a.
 
     The diagonal holds the heads' own symmetries. T is symmetric. Zero heads give NaN.
 
@@ -436,7 +436,7 @@ def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: i
 
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
-    """Return whether the norms of rows and columns vary no more than by chance."""
+    """Return whether the norms of rows and columns vary only as much as by chance."""
     row_squares, column_squares = _square_sums(weight)
     if not 1e-20 < row_squares.max(initial=0) < 1e20:  # squares may have over- or underflowed
         largest = np.abs(weight).max(initial=0)
@@ -448,7 +448,7 @@ def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
 
 
 def _vary_by_chance(squares: Float[np.ndarray, " n"], entries: int) -> bool:
-    """Return whether n squared norms vary no more than those of normal entries.
+    """Return whether n squared norms vary at most as much as with normal entries.
 
     The squared norm of normal ``entries`` has the relative variance 2 / ``entries``.
     """

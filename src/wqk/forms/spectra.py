@@ -8,7 +8,7 @@ decomposition.
 
 The largest singular value alone is cheaper: MᵀM and P = AᵀA BᵀB have the same nonzero eigenvalues,
 λ₁ = σ₁². For many small forms, P is squared repeatedly, in products of whole matrices; for a large
-one, vectors are iterated.
+form, vectors are iterated.
 
 Axes: ``...`` a stack of forms, D width, R rank, K = min(R, D) rows of a root, J steps done.
 """
@@ -43,7 +43,7 @@ MOST_ITERATIONS = 160
 def by_squaring(
     query_gram: Float[Array, "... r r"], key_gram: Float[Array, "... r r"]
 ) -> Float[Array, "*stack"]:
-    """σ₁ of every form of a stack, in float64, by repeated squaring of P.
+    """Return σ₁ of every form of a stack, in float64, by repeated squaring of P.
 
     No eigenvalue of P is negative, hence tr(P²ⁿ) / tr(Pⁿ) ≤ λ₁ⁿ and λ₁²ⁿ ≤ tr(P²ⁿ): both bounds
     converge to λ₁. Rounding errors grow by ‖A‖ ‖B‖ / σ₁, as in the norm from the same matrices.
@@ -73,13 +73,13 @@ def by_squaring(
 
 
 def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> float | None:
-    """σ₁ of one form by Lanczos iteration; None if it did not converge.
+    """Return σ₁ of one form by Lanczos iteration; None if the iteration did not converge.
 
     P is self-adjoint in the inner product of BᵀB. Every new vector is made orthogonal to all
-    previous ones twice, without which float32 would lose the basis. λ₁ is accepted once
-    ‖P x − λ₁ x‖ / λ₁ is small: no eigenvalue is further away. AᵀA is the product of the query
-    side's matrices, which are applied to vectors (R,) in turn, and BᵀB the product of the key
-    side's. The product of no matrices is the identity.
+    previous vectors, twice, because float32 would otherwise lose the basis. λ₁ is accepted when ‖P
+    x − λ₁ x‖ / λ₁ is small: some eigenvalue is at most that far away. AᵀA is the product of the
+    query side's matrices, and BᵀB the product of the key side's matrices; the matrices are applied
+    to vectors (R,) in turn. The product of no matrices is the identity.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def _trace(square: Array, xp: Any) -> Float[Array, "*stack"]:
 
 
 def _length(vector: Array, image: Array) -> float:
-    """Length of a vector x (R,) in the inner product of BᵀB, from the image BᵀB x."""
+    """Return the length of a vector x (R,) in the inner product of BᵀB, from the image BᵀB x."""
     return math.sqrt(max(0.0, float(vector @ image)))
 
 
@@ -154,8 +154,9 @@ class Spectrum(NamedTuple):
         exp(−Σ p log p) with p = σ / Σσ, between 1 and the rank: directions in use (Roy & Vetterli,
         2007). NaN for the zero matrix.
     eigenvalue_positivity
-        Σ Re λ / Σ |λ|: 1 if every vector scores highest with its like, −1 with its opposite
-        (Elhage et al., 2021). NaN if all eigenvalues are 0, None if the form is not square.
+        Σ Re λ / Σ |λ|: 1 if all eigenvalues are positive (vectors attend to similar vectors), −1 if
+        all are negative (Elhage et al., 2021). NaN if all eigenvalues are 0, None if the form is
+        not square.
     """
 
     spectral_norm: Float[Array, "*stack"]
@@ -172,9 +173,10 @@ class NullSpectrum(NamedTuple):
     spectral_norm
         Mean of σ₁ / ‖M‖_F.
     stable_rank, effective_rank
-        Their means.
+        The mean of each measure.
     eigenvalue_positivity_spread
-        Its standard deviation about 0: the root mean square of Σ λ over that of Σ |λ|.
+        Standard deviation of the eigenvalue positivity about 0: the root mean square of Σ λ divided
+        by the root mean square of Σ |λ|.
     """
 
     spectral_norm: float
@@ -184,7 +186,7 @@ class NullSpectrum(NamedTuple):
 
 
 def spectrum(form: BilinearForm) -> Spectrum:
-    """All measures of a form, or of a stack, in float64.
+    """Return all measures of a form, or of a stack, in float64.
 
     Examples
     --------
@@ -212,9 +214,9 @@ def spectrum(form: BilinearForm) -> Spectrum:
 
 
 def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
-    """σ₁ alone, (...), in float64 and in a fraction of the time.
+    """Return σ₁ alone, (...), in float64, in a fraction of the time.
 
-    It is as accurate as the form's norm (`wqk.forms.spectra`).
+    The result is as accurate as the form's norm (`wqk.forms.spectra`).
 
     Examples
     --------
@@ -238,9 +240,10 @@ def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
 
 @lru_cache(maxsize=256)
 def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
-    """Means over random factors (d_query, rank) and (d_key, rank), with a fixed seed.
+    """Return means over random factors (d_query, rank) and (d_key, rank), with a fixed seed.
 
-    The roots of the factors are drawn instead (Bartlett, 1933), so that the width costs nothing.
+    Instead of the factors, their roots are drawn (Bartlett, 1933), so that the time does not grow
+    with the width.
 
     Examples
     --------
@@ -272,7 +275,7 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
 
 @lru_cache(maxsize=256)
 def null_spectral_norm(d_query: int, d_key: int, rank: int) -> float:
-    """Compute the ``spectral_norm`` of `null_spectrum` alone, in less time."""
+    """Return the ``spectral_norm`` of `null_spectrum` alone, in less time."""
     roots = _random_roots_of_forms(d_query, d_key, rank)
     values = _by_square(roots.query @ roots.key.swapaxes(-1, -2))
     relative_norms = values[:, 0] / np.linalg.norm(values, axis=-1)
@@ -303,7 +306,7 @@ def _random_roots_of_forms(d_query: int, d_key: int, rank: int) -> RandomRoots:
 
 
 def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
-    """σ₁ / 2**exponent; None if it did not converge for some form."""
+    """Return σ₁ / 2**exponent; None if the iteration did not converge for some form."""
     moments = form.moments
     if moments.matrix is not None:  # M = M Iᵀ
         query_side = [moments.matrix, xp.matrix_transpose(moments.matrix)]
@@ -339,10 +342,10 @@ def _wide(form: BilinearForm, xp: Any) -> list[Array]:
 
 
 def _singular_values(form: BilinearForm, roots: Sequence[Array], xp: Any) -> Float[Array, "... k"]:
-    """σ / 2**exponent in descending order, from the core S_A S_Bᵀ.
+    """Return σ / 2**exponent in descending order, from the core S_A S_Bᵀ.
 
-    The Gram matrices of float32 factors resolve no value below 1e-8 of the largest, so the core's
-    square, which is faster, loses nothing more.
+    The Gram matrices of float32 factors resolve no value below 1e-8 of the largest. Therefore the
+    square of the core, which takes less time, is accurate enough.
     """
     query_root, key_root = roots
     core = xp.matmul(query_root, xp.matrix_transpose(key_root))
@@ -352,14 +355,14 @@ def _singular_values(form: BilinearForm, roots: Sequence[Array], xp: Any) -> Flo
 
 
 def _by_square(core: Float[Array, "... k l"]) -> Float[Array, "... k"]:
-    """Singular values in descending order, from the eigenvalues of core · coreᵀ."""
+    """Return singular values in descending order, from the eigenvalues of core · coreᵀ."""
     xp = array_namespace(core)
     squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
     return xp.flip(xp.sqrt(xp.clip(squares, 0.0, None)), axis=-1)
 
 
 def _roots(form: BilinearForm, factors: Sequence[Array], xp: Any) -> list[Array]:
-    """S_A and S_B (..., K, R), with SᵀS = AᵀA, of factors widened to float64."""
+    """Return S_A and S_B (..., K, R), with SᵀS = AᵀA, of factors widened to float64."""
     roots = []
     for factor in factors:
         if factor.shape[-2] <= factor.shape[-1]:
@@ -396,7 +399,7 @@ def root_of(square: Float[Array, "... r r"]) -> Float[Array, "... r r"]:
 def _positivity(
     factors: Sequence[Array], roots: Sequence[Array], xp: Any
 ) -> Float[Array, "*stack"]:
-    """Σ Re λ / Σ |λ|, NaN if the eigenvalues are only rounding error."""
+    """Return Σ Re λ / Σ |λ|; NaN if the eigenvalues are only rounding errors."""
     query, key = factors
     width, rank = query.shape[-2:]
     if rank < width:
@@ -424,8 +427,8 @@ def _restored(values: Array, form: BilinearForm, xp: Any) -> Array:
 def _random_roots(random: np.random.Generator, draws: int, d: int, rank: int) -> np.ndarray:
     """Draw roots (draws, min(R, d), R) of factors (d, R) with independent normal entries.
 
-    The triangle of a factor's QR decomposition has normal entries above its diagonal, and roots of
-    chi-square variables on it (Bartlett, 1933).
+    The triangle of a factor's QR decomposition has normal entries above the diagonal, and roots of
+    chi-square variables on the diagonal (Bartlett, 1933).
     """
     if d <= rank:
         return random.standard_normal((draws, d, rank))
