@@ -45,17 +45,18 @@ class TrainingResult:
     Attributes
     ----------
     size, dataset, initialization
-        ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` (the printed ones), or others. The
-        size of own models includes width, number of training steps and batch size.
+        ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` for printed results; own results may
+        have other values. The size of own models includes width, number of training steps and batch
+        size.
     loss
-        At the end of training, in nats: the mean over seeds.
+        Loss at the end of training, in nats: the mean over seeds.
     loss_interval
-        Its 95 % interval, if there are several seeds.
+        95 % interval of the loss, if there are several seeds.
     speed_up, speed_up_interval
-        Share of the training steps saved in reaching the random start's final loss, from −1 to 1,
-        with its interval over seeds; None for the random start itself.
+        Share of the training steps saved until the random start's final loss is reached, from −1 to
+        1, and the interval over seeds; None for the random start itself.
     seeds
-        Number of runs; None for the printed ones (one).
+        Number of runs; None for printed results, from one run.
     """
 
     size: str
@@ -87,12 +88,12 @@ def paper_table(
         that of `wqk.scan`, or of a `wqk.survey` of ``paper:language``; of several revisions or
         steps, the last is used. A model of the paper's table, identified by its Hub id or the last
         part of the id, is printed next to the published row. Other models are printed below, with
-        their stack. For Table 1, training results, printed on lines of their own below.
+        their stack. For Table 1, training results, printed on separate lines below.
 
     Raises
     ------
     TableError
-        There is no such table or format, the results are of the other kind or not of plain
+        The table or format is unknown, the results are of the wrong kind or not of plain
         self-attention, or two training results have the same name.
 
     Examples
@@ -129,7 +130,7 @@ def paper_table(
 
 
 def _scores(score: str, own: ScoreTable | None) -> Sheet:
-    """Table S2 or S3: two halves side by side, and own models that are not in the table below."""
+    """Return Table S2 or S3: two halves side by side, and the remaining own models below."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
     letters = marks(rows)
     own_rows = _own_rows(own)
@@ -218,7 +219,7 @@ def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
 
 
 def _training(own: Sequence[TrainingResult]) -> Sheet:
-    """Table 1, by size, data set and start, and own results below it."""
+    """Return Table 1, by size, data set and start, with own results below."""
     rows = (
         pl.read_csv(REFERENCE_FOLDER / "table1.csv", comment_prefix="#")
         .with_columns(split_flags())
@@ -255,7 +256,7 @@ def _training(own: Sequence[TrainingResult]) -> Sheet:
 
 
 def _result_cells(result: TrainingResult) -> list[Cell]:
-    """Loss and speed-up, each with its interval over seeds, if any."""
+    """Return the loss and the speed-up, with intervals over seeds, if any."""
     loss, speed_up = f"{result.loss:.3f}", ""
     if result.loss_interval:
         loss += " [{:.3f}, {:.3f}]".format(*result.loss_interval)

@@ -1,4 +1,4 @@
-"""The published models: their table, scores as rows like theirs, and a scan's rank among them."""
+"""The table of published models, scores in the same columns, and a scan's rank among models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Flag:
     Attributes
     ----------
     title, explanation
-        Short and in full.
+        The short and the full description.
     artifact
         Whether the row's numbers do not describe a trained model's own form.
     drawn
@@ -63,13 +63,13 @@ class Flag:
 
     @property
     def sentence(self) -> str:
-        """Title and explanation in one."""
+        """The title and the explanation as one text."""
         return f"{self.title[:1].upper()}{self.title[1:]}. {self.explanation}"
 
 
 @cache
 def flags() -> dict[str, Flag]:
-    """All flags by name.
+    """Return all flags by name.
 
     Examples
     --------
@@ -115,14 +115,14 @@ def split_flags() -> pl.Expr:
 
 
 def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows with the column ``sound``, in the order and types of `ATLAS_COLUMNS`."""
+    """Return rows with the column ``sound``, in the order and types of `ATLAS_COLUMNS`."""
     artifacts = [name for name, flag in flags().items() if flag.artifact]
     rows = rows.with_columns(sound=pl.col("flags").list.set_intersection(artifacts).list.len() == 0)
     return rows.select(pl.col(name).cast(kind) for name, kind in ATLAS_COLUMNS.items())
 
 
 def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a letter for each flag of some rows, in the order in which they appear.
+    """Return a letter for each flag of some rows, in order of appearance.
 
     Examples
     --------
@@ -138,7 +138,7 @@ PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
 
 
 def summarize(table: ScoreTable) -> pl.DataFrame:
-    """Return a row like the published ones for each checkpoint and stack of a score table.
+    """Return a row in the columns of `published` for each checkpoint and stack of a score table.
 
     Only comparable scores are used: self-attention, the query-key circuit at distance 0, gamma 2,
     without folded norms and biases. Other tables give no rows.
@@ -178,14 +178,14 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
 
 
 def plain_layers(table: ScoreTable) -> ScoreTable:
-    """Return the layers' rows of plain self-attention: the query-key circuit at distance 0."""
+    """Return the rows of layers with plain self-attention: query-key circuit, distance 0."""
     return table.layers.filter(
         pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
     )
 
 
 def spreads_of(columns: Mapping[str, str]) -> list[pl.Expr]:
-    """Medians of scores over layers, and the distances to the quartiles, as in published rows.
+    """Return medians of scores over layers with distances to the quartiles, as published.
 
     ``columns`` has the column of each score.
     """
@@ -216,7 +216,8 @@ def _name(row: Mapping[str, Any]) -> str:
 def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
     """Return the `summarize` rows of a published row's model, if possible of its stack.
 
-    Models are identified by their Hub id or, as for a local folder, by its last part.
+    Models are identified by the Hub id, or by the last part of the id, for example for a local
+    folder.
     """
     hub_id = pl.col("model").str.to_lowercase()
     rows_of_model = rows.filter(hub_id == row["model"].lower())
@@ -268,10 +269,11 @@ class Position:
     Attributes
     ----------
     value
-        The scan's median. A symmetry exceeds smaller ones; a directionality, by excess, exceeds
-        larger ones, of models whose columns dominate less.
+        The scan's median. A symmetry exceeds smaller symmetries. A directionality, by excess,
+        exceeds larger directionalities: columns dominate less in these models.
     encoders, decoders
-        Compared at the two printed decimals; equal values are not exceeded.
+        Numbers of exceeded models, compared at the two printed decimals; equal values are not
+        exceeded.
     """
 
     value: float
@@ -281,14 +283,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Placement:
-    """One stack of a scan among the sound published models; as text, one sentence.
+    """The ranks of one stack of a scan among the sound published models; as text, one sentence.
 
     Attributes
     ----------
     name, stack
-        The checkpoint, and which stack of it.
+        The checkpoint and the stack.
     symmetry, directionality
-        The ranks of its medians; None without a median.
+        The rank of each median; None without a median.
     """
 
     name: str
@@ -309,15 +311,15 @@ class Placement:
 
     @property
     def others(self) -> list[dict[str, Any]]:
-        """The models that it is placed among: ``name``, ``stack`` and both scores."""
+        """The published models in the comparison: ``name``, ``stack`` and both scores."""
         columns = ("name", "stack", *SCORE_SIGNS)
         return sound_models().select(columns).drop_nulls().to_dicts()
 
     @property
     def meaning(self) -> str:
-        """Sentence on the published models for which such a symmetry is typical.
+        """Sentence that compares the symmetry with published models; empty without a symmetry.
 
-        Typical is what lies between the 10 % and the 90 % quantile. Empty without a symmetry.
+        Values between the 10 % and the 90 % quantile are typical.
         """
         if self.symmetry is None:
             return ""
@@ -361,14 +363,14 @@ def typical_symmetry(stack: str) -> tuple[float, float]:
 
 
 def place(table: ScoreTable) -> list[Placement]:
-    """Rank a scan's medians among those of `sound_models`.
+    """Rank a scan's medians among the medians of `sound_models`.
 
     Returns
     -------
     list of Placement
-        One for each checkpoint and stack with plain self-attention scores. Tables of other forms
-        (folded norms, biases, another circuit, distance or gamma) give none, nor do models whose
-        family was guessed or of which half the layers look untrained.
+        One entry for each checkpoint and stack with plain self-attention scores. Left out are
+        scores of other forms (folded norms, biases, another circuit, distance or gamma), models of
+        a guessed family, and models with half of the layers looking untrained.
 
     Examples
     --------

@@ -28,12 +28,12 @@ UNTRAINED = 0.002
 
 
 def published_layers() -> pl.DataFrame:
-    """Symmetry and directionality of every layer of the models that the paper shows.
+    """Return symmetry and directionality of every layer of the models in the paper's figures.
 
     Returns
     -------
     polars.DataFrame
-        ``modality``, ``file`` (the result file), ``model`` (as it is called there), ``stack``,
+        ``modality``, ``file`` (the result file), ``model`` (the name in this file), ``stack``,
         ``layer``, ``symmetry``, ``directionality``, ``parameters``.
 
     Examples
@@ -46,7 +46,7 @@ def published_layers() -> pl.DataFrame:
 
 
 def published_training() -> pl.DataFrame:
-    """Scores of every layer along the paper's training runs, from random starts.
+    """Return scores of every layer in the paper's training runs from random starts.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def published_training() -> pl.DataFrame:
 
 
 def published_losses() -> pl.DataFrame:
-    """Training losses of the paper's runs in nats, every 200 steps: Table 1's numbers are the last.
+    """Return the training losses of the paper's runs in nats, every 200 steps.
 
     Returns
     -------
@@ -79,9 +79,9 @@ def published_losses() -> pl.DataFrame:
 
 @cache
 def drawn_models() -> pl.DataFrame:
-    """Models that the paper shows in figures without printing their scores, as `published` rows.
+    """Return the models in figures without printed scores, as rows of `published`.
 
-    Their column ``printed`` is false.
+    The column ``printed`` is false.
 
     Examples
     --------

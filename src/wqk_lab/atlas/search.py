@@ -13,7 +13,7 @@ from wqk_lab.atlas.reference import drawn_models
 
 
 def all_published() -> pl.DataFrame:
-    """Return the printed rows, then those of models that are only in figures, by ``printed``.
+    """Return the printed rows, then the rows of models that are only in figures.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     Raises
     ------
     UnknownName
-        There is no such row; the message lists similar names.
+        No row has the name; the message lists similar names.
 
     Examples
     --------

@@ -29,7 +29,7 @@ class ClaimEstimate:
     p
         Two-sided p-value of the hypothesis that there is no effect.
     detectable
-        The smallest true effect that is found with power 80 %, as a distance from ``null``.
+        The smallest true effect to be found with power 80 %, as a distance from ``null``.
     """
 
     value: float
@@ -43,8 +43,8 @@ class ClaimEstimate:
 def separation(first: Sequence[float], second: Sequence[float]) -> ClaimEstimate:
     """Return the probability that a member of the first group exceeds a member of the second (AUC).
 
-    The p-value is Mann and Whitney's. The interval is that of DeLong, DeLong and Clarke-Pearson
-    (1988), on the logit scale, or Wilson's interval of a share if the groups do not overlap.
+    The p-value is Mann and Whitney's. The interval is by DeLong, DeLong and Clarke-Pearson (1988),
+    on the logit scale; if the groups do not overlap, Wilson's interval of a share.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def separation(first: Sequence[float], second: Sequence[float]) -> ClaimEstimate
 
 
 def _logistic(logit: float) -> float:
-    """Return the share that has a logit."""
+    """Return the share with a given logit."""
     return 1 / (1 + math.exp(-logit))
 
 

@@ -95,7 +95,7 @@ class PaperClaim:
 
     @property
     def shown_estimate(self) -> str:
-        """The estimate and the interval.
+        """The estimate and the interval, as text.
 
         Examples
         --------
@@ -113,14 +113,14 @@ class PaperClaim:
 
     @property
     def shown_p(self) -> str:
-        """The adjusted p-value to one digit."""
+        """The adjusted p-value to one digit, as text."""
         if self.adjusted_p is None:
             return "–"
         return "<.001" if self.adjusted_p < 0.001 else _number(self.adjusted_p, ".3f")
 
     @property
     def shown_detectable(self) -> str:
-        """The smallest effect that would have been found with power 80 %."""
+        """The smallest effect to be found with power 80 %, as text."""
         if self.estimate is None:
             return "–"
         return _number(self.estimate.detectable, ".0f" if self.estimate.detectable > 2 else ".2f")
@@ -133,7 +133,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _times(number: int, verdict: Verdict) -> str:
-    """Return a number of claims with their verdict, in the plural where it is a verb."""
+    """Return a number and a verdict as text: ``1 holds``, ``2 hold``."""
     plural = "hold" if verdict == "holds" else verdict
     return f"{number} {verdict if number == 1 else plural}"
 
@@ -253,7 +253,7 @@ def claims() -> ClaimsPage:
 
 
 def _stacks(models: pl.DataFrame, score: str) -> tuple[list[float], list[float]]:
-    """Return a score of encoders, and that of decoders."""
+    """Return a score of encoders, and the same score of decoders."""
     encoders = models.filter(stack="encoder")[score].drop_nulls().to_list()
     decoders = models.filter(stack="decoder")[score].drop_nulls().to_list()
     return encoders, decoders
@@ -279,7 +279,7 @@ IN_MODELS = "published medians over layers, one of each sound model; not paired"
 
 
 def _in_recipe(recipe: str, score: str) -> tuple[dict[int, float], dict[int, float]]:
-    """Return a score of encoders, and that of decoders, of one recipe, by seed."""
+    """Return a score of the encoders and of the decoders of one recipe, by seed."""
     rows = trained().filter(recipe=recipe)
     encoders = dict(rows.filter(mode="encoder").select("seed", score).iter_rows())
     decoders = dict(rows.filter(mode="decoder").select("seed", score).iter_rows())
@@ -467,7 +467,7 @@ def _published_training() -> Iterator[PaperClaim]:
 
 
 def _contrast(name: str) -> dict[str, Any]:
-    """Return a contrast of starts; contrasts of one measure moderate each other's variances."""
+    """Return a contrast of starts as an estimate, with a moderated variance."""
     result = start_contrasts()[name]
     estimate = ClaimEstimate(
         value=result.value,
@@ -579,7 +579,7 @@ def _without_record() -> Iterator[PaperClaim]:
 
 
 def _speedups() -> str:
-    """Return the largest speed-ups of the paper's tables, next to those of the text."""
+    """Return the largest speed-ups in the paper's tables and in the paper's text."""
     printed = ", ".join(f"{share:.0%} ({size})" for size, share in printed_speedups().items())
     return (
         f"Table 1 has at most {printed}; the project page's own table has 69, 35 and "

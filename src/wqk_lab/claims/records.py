@@ -1,6 +1,6 @@
-"""Records that the paper's claims are compared with: published models, and runs of this project.
+"""Records to compare with the paper's claims: published models, and runs of this project.
 
-Published scores come from the atlas. Records of our own runs are extracts of those of
+Published scores come from the atlas. Records of our own runs are extracts of the records of
 ``docs/results``; ``python docs/generate_results.py`` writes them into ``data/``.
 """
 
@@ -158,7 +158,7 @@ def printed_speedups() -> dict[str, float]:
 
 
 def trained() -> pl.DataFrame:
-    """Return the scores of encoders and decoders that were trained alike in this project.
+    """Return the scores of this project's encoders and decoders that were trained in the same way.
 
     Returns
     -------

@@ -44,7 +44,7 @@ def listed(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
 
 
 def _rows_with(flag: str, rows: Sequence[Row]) -> str:
-    """Return the number of rows with a flag, and how many of them the paper's tables print.
+    """Return the number of rows with a flag, and the number of these rows in the paper's tables.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def _rows_with(flag: str, rows: Sequence[Row]) -> str:
 
 
 def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Merge rows of one model that differ only in its printed name; list all names in ``name``.
+    """Merge rows of one model with different printed names only; list all names in ``name``.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
-    """Rows in full, their flags explained."""
+    """Yield each row in full, with explanations of the row's flags."""
     for row in rows:
         size = f"{count(row['parameters'])} parameters" if row["parameters"] else ""
         about = " · ".join(filter(None, (row["stack"], row["modality"], size)))

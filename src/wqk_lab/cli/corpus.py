@@ -80,7 +80,7 @@ def _progress() -> Callable[[CorpusProgress], dict[str, Any]]:
 
 
 def _rate(done: CorpusProgress, seconds: float) -> str:
-    """Progress and speed of a stage.
+    """Return the progress and speed of a stage.
 
     Examples
     --------
@@ -100,7 +100,7 @@ MUCH = 0.2
 
 
 def held_out_warning(tokens: Mapping[str, int]) -> str:
-    """Return a warning where much of the text is held out; empty otherwise.
+    """Return a warning if much of the text is held out; empty otherwise.
 
     Examples
     --------

@@ -122,7 +122,7 @@ def _state(trial: Trial) -> str:
 
 
 def _print_table(trials: Sequence[Trial], speed: float | None, *, measure: bool) -> None:
-    """One line per run, and what remains to be done."""
+    """Print one line for each run, and the remaining work."""
     from wqk.cli import display
     from wqk.tables.sheet import Sheet
 
@@ -180,7 +180,7 @@ def _speed_now(trials: Sequence[Trial]) -> float | None:
 
 
 def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
-    """Compare the initializations of each recipe with the first, as far as runs are done."""
+    """Compare the initializations of each recipe with the first, for finished runs."""
     from wqk.cli import display
     from wqk_lab.cli.speedup import lines_of
     from wqk_lab.runs.speedup import SMOOTHING, speedups

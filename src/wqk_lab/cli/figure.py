@@ -48,7 +48,7 @@ ALIKE = 0.8
 
 
 class FigureName(click.Choice[str]):
-    """A name of a figure or table; spellings such as ``3``, ``figure3`` and ``S3`` are the same.
+    """The name of a figure or table; ``3``, ``figure3`` and ``fig3`` are the same figure.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class FigureName(click.Choice[str]):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Parse a name in any of its spellings."""
+        """Parse a name in any spelling."""
         plain = re.sub(r"[ ._-]", "", str(value)).lower().replace("figure", "fig")
         spellings = {name.lower(): name for name in self.choices}
         for name in (plain, f"fig{plain}", plain.removeprefix("fig")):
@@ -90,7 +90,7 @@ class ModelSize(click.ParamType):  # type: ignore[type-arg]
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse what was typed."""
+        """Parse a name and a number, as ``NAME=NUMBER``."""
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"(.+)=([\d_]*\d(?:\.\d+)?(?:e\d+)?)([kmbgt]?)", value, re.IGNORECASE)
@@ -212,10 +212,10 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
 
 
 def _with_package_models(entry: FigureEntry, sources: Sources) -> Sources:
-    """Return the sources of a figure, with the package's two models where it lacks a part.
+    """Return the sources of a figure; the package's two models replace missing parts.
 
-    Without sources, the two models are all that the figure draws. Next to own scores without
-    details, their matrices have the names by which the models can be opened.
+    Without sources, the figure draws the two models only. Next to own scores without details, the
+    matrices have the names for opening these models.
     """
     from wqk.reporting.demo import demo_table
     from wqk_lab.figures import Sources
@@ -237,7 +237,7 @@ def _with_package_models(entry: FigureEntry, sources: Sources) -> Sources:
 
 
 def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
-    """Write one of the paper's tables, or print it."""
+    """Write a table of the paper to a file, or print the table."""
     from wqk._files import write_atomically
     from wqk.cli import display
     from wqk_lab.figures import table_text

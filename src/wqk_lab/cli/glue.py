@@ -98,7 +98,7 @@ def glue(
 def _table(
     outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
 ) -> Sheet:
-    """One line for each task and metric, in percent."""
+    """Return one line for each task and metric, in percent."""
     from wqk.tables.sheet import Sheet
     from wqk_lab.runs.seeds import interval
     from wqk_lab.training.glue import differences

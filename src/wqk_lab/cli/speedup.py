@@ -79,7 +79,7 @@ def _as_object(comparison: StartSpeedUp) -> dict[str, Any]:
 def lines_of(
     comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float, below: float | None = None
 ) -> Iterator[Any]:
-    """One line per initialization, and how to read it."""
+    """Yield one line for each initialization, and an explanation of the numbers."""
     from rich.text import Text
 
     from wqk.tables.sheet import Sheet
@@ -116,7 +116,7 @@ def lines_of(
 
 
 def crossing(comparison: StartSpeedUp) -> str:
-    """Count the steps by which the loss falls below the level later than the baseline.
+    """Return, as text, how many steps later than the baseline the loss falls below the level.
 
     Examples
     --------

@@ -142,7 +142,7 @@ def theory(
 
 
 def _progress(name: str, done: int, total: int) -> dict[str, Any]:
-    """Return the fields of the bar: a statement or batches, how many are done, and of how many."""
+    """Return the fields of the bar: statement or batches, number done, and total."""
     return {"description": name, "completed": done, "total": total, "text": f"{done}/{total}"}
 
 
@@ -198,7 +198,7 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
 
 
 def _print_verdicts(reports: Sequence[StudyReport]) -> None:
-    """Statements down, models or steps across."""
+    """Print the verdicts, with statements down and models or steps across."""
     from rich.text import Text
 
     from wqk.cli import display

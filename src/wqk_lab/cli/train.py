@@ -29,7 +29,7 @@ SPECIAL = ("preset", "config", "penalty", "penalty_weight", "parent")
 
 
 def _presets(name: str) -> str:
-    """Return the presets' values of a field, at their own sizes."""
+    """Return a field's values in the presets, at the presets' own sizes."""
     fast = getattr(make_recipe("fast"), name)
     paper = getattr(make_recipe("paper"), name)
     if fast is None:
@@ -172,9 +172,9 @@ def train(
 
 
 def _take_threads_of(run: Run) -> None:
-    """Use the number of threads that a run was begun with, so that its sums keep their order.
+    """Use the run's original number of threads, so that sums keep their order.
 
-    The number is left as it is if --threads was given, or if there are fewer processors.
+    The number does not change if --threads was given, or if there are fewer processors.
     """
     source = click.get_current_context().get_parameter_source("threads")
     if source is not ParameterSource.DEFAULT:
@@ -204,7 +204,7 @@ def _progress(
 ) -> Iterator[Callable[[TrainingProgress], None]]:
     """Yield the recipe, then a bar on a terminal, or a line for each held-out loss in a pipe.
 
-    The recipe is shown once training has begun, so that a mistake is one line.
+    The recipe is shown after training has begun, so that an error before is a single line.
     """
     from wqk.cli import display
 
@@ -263,7 +263,7 @@ def summary(recipe: Recipe) -> str:
 
 
 def state(done: TrainingProgress) -> str:
-    """Losses in nats, median symmetry and speed, as far as they are known.
+    """Return losses in nats, median symmetry and speed, if known.
 
     Examples
     --------

@@ -110,7 +110,7 @@ class ContrastClaim:
 
 @dataclass(frozen=True)
 class MeasuredContrast:
-    """A measured contrast.
+    """A contrast with its estimate, error and intervals.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class MeasuredContrast:
 
     @property
     def detectable(self) -> float:
-        """The smallest true effect that is found with power 80 %, by itself."""
+        """The smallest true effect to be found with power 80 % by this contrast alone."""
         from scipy.stats import t  # type: ignore[import-untyped]
 
         quantiles = t.ppf([(1 + LEVEL) / 2, POWER], self.degrees)
@@ -211,12 +211,12 @@ def _quantities(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _related(rows: pl.DataFrame) -> pl.DataFrame:
-    """Correlate, over the layers of each run, the form's symmetry with the symmetric part's lead.
+    """Correlate symmetry of the form and lead of the symmetric part over the layers of each run.
 
     The lead is the share that the symmetric part keeps, less the share that the skew part keeps.
     The correlation is a rank correlation; runs of two layers have none. If the scores of a layer
     explain nothing, the layer has no share, and the run has no correlation. A second cell, ``no
-    relation``, has zeros to compare with.
+    relation``, has zeros for the comparison.
     """
     run = ("model", "seed", "step")
     share, part = pl.col("share").cast(float), pl.col("part")
@@ -258,7 +258,7 @@ def read_definition(folder: Path) -> tuple[list[Contrast], list[ContrastClaim]]:
 
 
 def differences(contrast: Contrast, records: Records) -> list[float]:
-    """Return a contrast for each seed that all cells have.
+    """Return a contrast for each seed with runs in all cells.
 
     Examples
     --------
@@ -281,7 +281,7 @@ def differences(contrast: Contrast, records: Records) -> list[float]:
 
 
 def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[float, float]:
-    """Return the variance that several estimates have in common, and its degrees of freedom.
+    """Return the common variance of several estimates, and its degrees of freedom.
 
     Both follow from mean and variance of log s², whose law for a given variance is known (Smyth
     2004). The degrees of freedom are at most the number of variances: contrasts share runs, so
@@ -358,7 +358,7 @@ def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[MeasuredCo
 def _moderated_means(
     contrasts: Sequence[Contrast], values_by_name: Mapping[str, Sequence[float]]
 ) -> list[ContrastEstimate]:
-    """Return the mean of each contrast, with a variance that the contrast's pool moderates."""
+    """Return the mean of each contrast, with a variance moderated within the pool."""
     # Variances are compared per unit of weight: sums of many cells vary more than sums of two.
     scales, variances = {}, {}
     pools: dict[str, list[str]] = {}
@@ -433,7 +433,7 @@ def students_interval(values: Sequence[float], level: float) -> tuple[float, flo
 
 
 def found_at(p: Sequence[float], rate: float) -> float:
-    """Return the limit of p-values that Benjamini and Hochberg's rule finds at a rate.
+    """Return the limit of p-values to be found by Benjamini and Hochberg's rule at a rate.
 
     The limit is never below rate/n, n being the number of p-values.
 
@@ -519,7 +519,7 @@ def unnamed(text: str, names: Iterable[str]) -> list[str]:
 def verdicts(
     folder: Path,
 ) -> Iterator[tuple[ContrastClaim, ContrastVerdict, MeasuredContrast | None]]:
-    """Yield each claim of a folder with its verdict and its contrast, if that was measured."""
+    """Yield each claim of a folder with its verdict and, if measured, its contrast."""
     measured = results(folder)
     for claim in read_definition(folder)[1]:
         result = measured.get(claim.contrast)

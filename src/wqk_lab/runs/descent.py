@@ -1,8 +1,8 @@
 """A loss curve as a strictly falling function of the step: every loss is reached at one step.
 
-Losses are logged at a few steps, and are noisy. The losses are smoothed by the line that fits best
-around each step, made monotone by pooling neighbors that rise (isotonic regression), and
-interpolated by a monotone cubic. No step is rounded to a logged step.
+Losses are logged at a few steps, and are noisy. The losses are smoothed by the line of best fit
+around each step, made monotone by pooling rising neighbors (isotonic regression), and interpolated
+by a monotone cubic. Steps are not rounded to logged steps.
 
 Axes: K logged steps.
 """
@@ -20,7 +20,7 @@ from wqk._typing import Array, Float
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """A falling curve through knots, and level beyond the last knot.
+    """A falling curve through knots, constant beyond the last knot.
 
     Attributes
     ----------
@@ -103,14 +103,14 @@ def descent(
 
 
 class _Pool(NamedTuple):
-    """Neighboring losses that are replaced by their mean, at the mean of their steps."""
+    """Neighboring losses, to be replaced by their mean at the mean of their steps."""
 
     members: int
     step: float
     loss: float
 
     def joined(self, after: _Pool) -> _Pool:
-        """Return one pool of this pool and the next."""
+        """Return this pool joined with the next pool."""
         members = self.members + after.members
         step = (self.members * self.step + after.members * after.step) / members
         loss = (self.members * self.loss + after.members * after.loss) / members
@@ -120,7 +120,7 @@ class _Pool(NamedTuple):
 def smoothed(
     steps: Float[Array, " looks"], losses: Float[Array, " looks"], window: float
 ) -> Float[Array, " looks"]:
-    """Replace each loss by the value of the line that fits nearby losses best.
+    """Replace each loss by the value of the line of best fit to nearby losses.
 
     The weight of a loss falls with the distance of its step, to zero at ``window``.
 

@@ -65,7 +65,7 @@ class RunCell:
 
     @property
     def penalty(self) -> str:
-        """The penalty and its weight; empty without one."""
+        """The penalty and its weight as text; empty without a penalty."""
         penalty = self.shared.get("penalty", "none")
         weight = self.shared.get("penalty_weight", 0)
         return "" if penalty == "none" else f"{penalty} penalty {weight:g}"
@@ -85,7 +85,7 @@ class RunCell:
         return ", ".join(terms)
 
     def without(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the shared fields, without those of the given names."""
+        """Return the shared fields except the given names."""
         return {name: value for name, value in self.shared.items() if name not in names}
 
 
@@ -119,7 +119,7 @@ def cells(runs: Iterable[Run]) -> list[RunCell]:
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
-    """Return encoders and decoders that differ only in mode; `RunError` if there is no pair."""
+    """Return encoders and decoders that differ only in mode; raise `RunError` without a pair."""
     pairs_of_cells = [members for members in _by_mode(runs) if len(members) == 2]
     if not pairs_of_cells:
         raise RunError(
@@ -180,7 +180,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCe
 
 
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
-    """Return the only comparison; `RunError` if there are several."""
+    """Return the only comparison; raise `RunError` if there are several."""
     if len(comparisons) > 1:
         titles = "; ".join(comparison.title for comparison in comparisons)
         raise RunError(
@@ -209,7 +209,7 @@ def _shared(run: Run) -> dict[str, Any]:
 
 
 def _set_fields(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a recipe that are set, without those that may differ in a cell."""
+    """Return the set fields of a recipe, without the fields that vary within a cell."""
     return {name: value for name, value in recipe.items() if value and name not in WITHIN_A_CELL}
 
 
@@ -235,7 +235,7 @@ def _by_start(ungrouped: Iterable[RunCell]) -> list[list[RunCell]]:
 
 
 def _by_mode(runs: Iterable[Run]) -> list[tuple[RunCell, ...]]:
-    """Pair encoders with decoders that differ only in the mode; other cells stay alone."""
+    """Pair encoders with decoders that differ only in mode; other cells stay single."""
     groups: list[tuple[RunCell, ...]] = []
     for group in _gathered(cells(runs), MODE):
         encoders = [cell for cell in group if cell.mode == "encoder"]
@@ -256,7 +256,7 @@ def _mode_groups(groups: Sequence[tuple[RunCell, ...]]) -> list[ModeGroup]:
 
 
 def _titles(titled: Sequence[RunCell]) -> list[str]:
-    """Return titles: the corpus, and settings that differ among cells on corpora of one name."""
+    """Return titles: the corpus, and settings that differ among cells with the same corpus name."""
     titles = []
     for cell in titled:
         corpus = cell.shared["corpus"]
@@ -280,6 +280,6 @@ def _titles(titled: Sequence[RunCell]) -> list[str]:
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:
-    """Return in words the number of runs, and the runs' values of a field."""
+    """Return, in words, the number of runs, and a field's values."""
     values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
     return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"

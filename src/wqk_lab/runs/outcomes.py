@@ -104,7 +104,7 @@ def is_uninformative(saved: Paired) -> bool:
 
 
 def results(runs: Sequence[Run]) -> list[str]:
-    """Describe each initialization among runs compared with that of the same recipe.
+    """Describe each initialization among runs, compared with the baseline of the same recipe.
 
     The baseline is the random start if there is one. Runs that cannot be compared are left out:
     runs that end at different steps, share no seed, or have no held-out loss. Without SciPy the

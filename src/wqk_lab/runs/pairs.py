@@ -61,13 +61,13 @@ class Pair:
     recipe
         Authors and method of training; pairs of one recipe are not independent.
     relation
-        ``twins``: trained apart by one recipe; ``converted``: ``after`` continues ``before`` under
-        another mask; ``contrast``: under the same mask; ``control``: an untrained copy.
+        ``twins``: trained separately by one recipe; ``converted``: ``after`` continues ``before``
+        under another mask; ``contrast``: under the same mask; ``control``: an untrained copy.
     before, after, before_stack, after_stack
         Hub ids, and the stacks of models with several; empty for the only stack.
     expected
-        Predicted sign of the change of symmetry and of directionality; 0 for a control, which must
-        not change at all; None if nothing is predicted.
+        Predicted sign of the change of symmetry and of directionality; 0 for a control, without any
+        change; None if nothing is predicted.
     checked
         True if a public page with both names was found; otherwise the names are inferred.
     bytes_before, bytes_after
@@ -102,7 +102,7 @@ class Pair:
 
     @property
     def key(self) -> str:
-        """A file name that no other pair has."""
+        """A unique file name for the pair."""
         return hashlib.blake2b(self.title.encode(), digest_size=8).hexdigest()
 
     @property
@@ -321,9 +321,9 @@ def _one_stack(ref: str, stack: str, **hub: Unpack[HubAccess]) -> Model:
 
 
 def span_shares(before: Block, after: Block) -> np.ndarray:
-    """Return shares of the update within the span before, (1 + H): of all heads, and of each head.
+    """Return shares of the update within the old span, (1 + H): of all heads, and of each head.
 
-    A share is NaN if nothing has moved.
+    A share is NaN if no weight has changed.
     """
     queries, keys = _double_weights(before)
     new_queries, new_keys = _double_weights(after)
@@ -349,7 +349,7 @@ def _double_weights(block: Block) -> tuple[np.ndarray, np.ndarray]:
 
 
 class UpdateSquares(NamedTuple):
-    """Sums of squares of a head's update Δ, and of the update within the span before."""
+    """Sums of squares of a head's update Δ, and of the update within the old span."""
 
     inside: float
     total: float

@@ -22,8 +22,8 @@ ROUNDING = 1e-9
 class Paired:
     """A mean of differences, one difference for each seed, with a 95 % interval by Student's t.
 
-    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal
-    but for rounding: then the spread is unknown.
+    Interval, ``p`` and ``detectable`` are None if the spread is unknown: for a single seed, or if
+    all differences are equal except for rounding.
     """
 
     count: int  #: Number of seeds.

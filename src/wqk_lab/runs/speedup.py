@@ -1,13 +1,13 @@
 """The speed-up of Table 1: the share of steps that one initialization saves against another.
 
-By the table's caption, the speed-up is the share of the steps that remain when the candidate
-reaches the baseline's final loss. If the baseline's final loss is lower, the roles are swapped and
-the speed-up is negative. A speed-up is always defined: the run that ends lower reaches the final
-loss of the second run.
+By the caption of Table 1, the speed-up is the share of steps left when the candidate reaches the
+baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the speed-up
+is negative. A speed-up is always defined: the run with the lower final loss reaches the final loss
+of the other run.
 
-Losses are logged at a few steps and are noisy. The step at which a loss is reached is that of a
-smooth falling curve through the losses (`wqk_lab.runs.descent`). A run compared with itself saves
-nothing, and exchanging two runs changes the sign.
+Losses are logged at a few steps and are noisy. The step for a loss is read from a smooth falling
+curve through the losses (`wqk_lab.runs.descent`). A run compared with itself saves nothing, and
+exchanging two runs changes the sign.
 
 Runs are compared seed by seed: mean difference, interval, p, smallest detectable difference.
 """
@@ -40,7 +40,7 @@ COLUMNS: dict[Loss, str] = {"held-out": "held_out_loss", "training": "loss"}
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """One candidate's run against the baseline's run of the same seed.
+    """The comparison of one candidate's run with the baseline's run of the same seed.
 
     Losses are final losses, smoothed, in nats per predicted token. ``below`` is the step at which
     the training loss falls below a level; None if the loss stays above, or without a level.
@@ -63,7 +63,7 @@ class SpeedUp:
 
 @dataclass(frozen=True)
 class StartSpeedUp:
-    """An initialization against the baseline, over their common seeds."""
+    """The speed-ups of an initialization over the baseline, for their common seeds."""
 
     start: str  #: Initialization of the candidate's runs, such as ``symmetric``.
     baseline: str  #: Initialization of the baseline's runs.
@@ -97,7 +97,7 @@ def speedups(
     level: float | None = None,
     on_skipped: Callable[[RunError], None] | None = None,
 ) -> list[StartSpeedUp]:
-    """Compare every initialization among the runs with that of the first run.
+    """Compare every initialization among the runs with the first run's initialization.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def speedups(
         Runs that differ only in initialization, penalty and seed, all trained to the same
         step.
     loss
-        The loss of held-out text, or that of training.
+        The loss of held-out text, or the training loss.
     smoothing
         Steps on either side over which a loss is smoothed, as a fraction of all steps.
     level
@@ -204,7 +204,7 @@ def compare(
 def first_below(run: Run, level: float, steps: int = 100) -> float | None:
     """Return the step at which the trailing mean of the training loss first falls to a level.
 
-    The trailing mean is that of the last ``steps`` steps. Between two logged steps, the mean is
+    The trailing mean is the mean of the last ``steps`` steps. Between two logged steps, the mean is
     interpolated by a straight line. None if the mean stays above the level.
 
     Raises
@@ -230,7 +230,7 @@ def first_below(run: Run, level: float, steps: int = 100) -> float | None:
 
 
 class LossCurve(NamedTuple):
-    """Logged steps after the start, and their losses, (K,) each."""
+    """The logged steps after the start, and the losses at these steps, (K,) each."""
 
     steps: np.ndarray
     losses: np.ndarray
