@@ -1,1 +1,1 @@
-"""From checkpoints to score tables: scans of one checkpoint, surveys of many, watching a run."""
+"""Scans of a checkpoint, surveys of many checkpoints, and watching a run."""

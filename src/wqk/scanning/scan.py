@@ -1,4 +1,4 @@
-"""From a checkpoint to its score table, block by block."""
+"""Scoring a checkpoint block by block."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def score_heads(
     heads: bool = True,
     measures: Sequence[Measure] = (),
 ) -> list[dict[str, Any]]:
-    """Score a layer and, with ``heads``, each of its heads; the first row is the layer's.
+    """Score a layer and, with ``heads``, each of its heads; the layer's row is first.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def score_heads(
 def block_columns(
     form: BilinearForm, plan: AttentionPlan, coordinates: Coordinates, distance: int
 ) -> dict[str, Any]:
-    """Return the columns that all rows of a block at one distance share; heads are (G, H/G)."""
+    """Return the columns with one value for a block at one distance; heads are (G, H/G)."""
     key_heads, sharing = form.stack
     return {
         "family": plan.family,
@@ -143,8 +143,8 @@ def with_status(
 ) -> list[dict[str, Any]]:
     """Return the rows of one block, the layer's own row first, with their status.
 
-    ``weights`` are the matrices that an initialization would have drawn for the forms; none if the
-    forms are no model's own.
+    ``weights`` are the matrices of the forms that an initialization draws; empty if the forms do
+    not belong to a single model.
     """
     statuses = set(plan.statuses)
     if lacks_norm(plan, coordinates):
@@ -163,7 +163,7 @@ def with_status(
 
 
 def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the columns that all rows of a checkpoint share."""
+    """Return the columns with one value for all rows of a checkpoint."""
     model_type = checkpoint.config.get("model_type")
     if isinstance(model_type, str):
         model_type = model_type.encode("utf-8", "replace").decode()  # without lone surrogates
@@ -232,9 +232,9 @@ def scan(
     Only query and key weights are read, one block at a time; PyTorch is not needed.
 
     A list of models gives one table of all of them: ``wqk.scan([a, b])``. The list is scored in
-    this process, nothing is written, and a reference that cannot be scored raises. For more
-    references than fit into one sitting, `wqk.survey` writes a folder: it resumes after an
-    interruption, scores in several processes, and lists failed references instead of raising.
+    this process, nothing is written, and a reference that cannot be scored raises. For many
+    references, `wqk.survey` writes a folder: a survey resumes after an interruption, uses several
+    processes, and lists failed references instead of raising.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ def scan_model(
     gamma, heads, details, measures, on_progress
         As for `scan`.
     move
-        Function that moves a form to another device before it is scored.
+        Function that moves a form to another device before scoring.
     forms
         Function that replaces the form of a block, such as by the difference from another model.
     """
@@ -535,7 +535,7 @@ def _omitted_terms(
 
 
 def _notes(model: Model, plans: Sequence[AttentionPlan], coordinates: Coordinates) -> list[str]:
-    """Collect notes on the checkpoint, on quantized weights, and on blocks that have no form."""
+    """Collect notes on the checkpoint, on quantized weights, and on blocks without a form."""
     notes = [*model.checkpoint.notes]
     quantized: dict[str, None] = {}
     for plan in plans:

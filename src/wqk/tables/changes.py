@@ -1,7 +1,7 @@
 """Largest changes of scores from the first to the last step of a run.
 
-Medians over layers hide a single head that grows. Changes of heads and layers are measured the same
-way: norms by their ratio, other scores by their difference.
+Medians over layers do not show the growth of a single head. Changes of heads and layers are
+measured the same way: norms by their ratio, other scores by their difference.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ column follows from its record: its type, its headings on the terminal and in fi
 below a table, the pages of the documentation, and the value in files that are older than the
 column.
 
-A `Measure` has columns of its own, which a scan adds on request. A measure is declared only in
+A `Measure` has further columns; a scan adds them on request. A measure is declared only in
 `MEASURES`: the option of ``wqk scan``, the columns of tables and files, and their place on the
 terminal and in the documentation follow from the record.
 """
@@ -42,7 +42,7 @@ class Column:
         Heading on a terminal and in Markdown. A column without a heading is only in files for
         programs.
     latex
-        Heading in LaTeX, if it is a formula.
+        Heading in LaTeX, if a formula.
     missing
         Value in files that lack the column.
     chance
@@ -209,7 +209,7 @@ def _spectrum(form: BilinearForm) -> dict[str, Any]:
 
 
 def _ceiling(block: Block, distances: Sequence[int]) -> dict[int, dict[str, ndarray]]:
-    """Bound lengths and scores, for the layer and its heads; a layer has its heads' maximum."""
+    """Bound lengths and scores for the layer and its heads; the layer has the heads' maximum."""
     import numpy as np
 
     bounds = block.ceiling(distances)

@@ -34,7 +34,7 @@ def condition(text: str, names: Sequence[str]) -> pl.Expr:
     Raises
     ------
     TableError
-        The text is not a valid condition, or names a column that the table lacks.
+        The condition is not valid, or the table lacks one of the columns.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def condition(text: str, names: Sequence[str]) -> pl.Expr:
 
 
 def _in_sql(text: str) -> str:
-    """Return text without quotation marks, with Python's operators replaced by SQL's."""
+    """Return text without quotation marks, with SQL operators in place of Python's operators."""
     for operator, sql in OPERATORS.items():
         text = re.sub(operator, sql, text)
     return text

@@ -65,9 +65,9 @@ class LayerKey:
 class BlockDetails:
     """Data for images of one layer's form.
 
-    Outlying rows and columns are those whose L2 norms exceed mean + gamma · std. The image has at
-    most 256 × 256 pixels (height, width), each the entry of largest magnitude, in steps of
-    ``image_unit / 127`` and cut off beyond ±``image_unit``.
+    Outlying rows and columns have L2 norms above mean + gamma · std. The image has at most 256 ×
+    256 pixels (height, width). Each pixel is the entry of largest magnitude, in steps of
+    ``image_unit / 127``, limited to ±``image_unit``.
     """
 
     key: LayerKey
@@ -104,7 +104,7 @@ class Details:
     def write(self, path: str | PathLike[str]) -> None:
         """Write an ``.npz`` file, whole or not at all.
 
-        A layer of width 768 with 12 heads takes about 60 kB, one of width 16,384 with 128 heads
+        A layer of width 768 with 12 heads takes about 60 kB, a layer of width 16,384 with 128 heads
         about 150 kB.
 
         Raises
@@ -222,7 +222,7 @@ def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str)
 
 
 def _norms(file: Mapping[str, np.ndarray], name: str, unit: float) -> np.ndarray:
-    """Return norms of rows or columns, which are stored relative to a unit."""
+    """Return norms of rows or columns, stored relative to a unit."""
     return _array(file, name, np.float16, 1).astype(np.float32) * np.float32(unit)
 
 
@@ -240,7 +240,7 @@ def _array(
 
 
 def _numbers(file: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
-    """Numbers of outlying rows or columns, possibly none."""
+    """Return the numbers of outlying rows or columns; possibly empty."""
     array = _array(file, name, np.int32, 1, least=0)
     if array.size and not 0 <= array.min() <= array.max() < length:
         raise ValueError(f"{name} names rows or columns that do not exist")

@@ -1,4 +1,4 @@
-"""A score table that grows, shown in place: the medians of its last steps."""
+"""A growing score table, shown in place: the medians of the last steps."""
 
 from __future__ import annotations
 
@@ -59,15 +59,14 @@ def is_notebook() -> bool:
 class NotebookDisplay:
     """Output of a notebook's cell; each call replaces the output by the last steps of a table.
 
-    The output belongs to the cell that was running at the first call. Later calls replace it from
-    any cell.
+    The output belongs to the cell of the first call; later calls from any cell replace this output.
     """
 
     def __init__(self) -> None:
         self._handle: Any = None  # of IPython, which has no types
 
     def __call__(self, table: ScoreTable) -> None:
-        """Show a table in place of the previous one."""
+        """Show a table in place of the previous table."""
         import IPython
 
         medians = RecentMedians(table)

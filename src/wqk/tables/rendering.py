@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
     class ScoreRows(Protocol):
-        """The part of a score table that its display needs; `ScoreTable` has this interface."""
+        """The part of a score table that the display needs; `ScoreTable` has this interface."""
 
         @property
         def frame(self) -> pl.DataFrame:
@@ -187,7 +187,7 @@ BY_CHANCE = {"symmetry_within_heads": "symmetry_within_random"}
 
 
 def _in_printed_order() -> Iterator[Column]:
-    """Yield all columns in their order, but a value by chance directly after its score."""
+    """Yield all columns in order, but each value by chance directly after the score."""
     column_of = {column.name: column for column in COLUMNS}
     for column in COLUMNS:
         if column.name not in BY_CHANCE.values():
@@ -200,8 +200,8 @@ def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
     """Return the columns that a table of layers shows after the layer's number.
 
     The columns contain floating-point numbers or text. The norm is not shown. Columns without
-    values are left out, and also the status if no layer has one. Without ``full``, only windows,
-    the headline scores and the status remain.
+    values are left out, for example the status if no layer has a status. Without ``full``, only
+    windows, the headline scores and the status remain.
     """
     columns = []
     for column in _in_printed_order():
@@ -238,7 +238,7 @@ def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
 
 
 def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
-    """Layers down, heads or distances across, in hundredths; split to fit the width."""
+    """Lay out layers down, heads or distances across, in hundredths, split to fit the width."""
     if frame[score].is_null().all():
         return
     places = frame[column].unique(maintain_order=True).to_list()  # heads or distances
@@ -263,7 +263,7 @@ def _hundredths(value: float | None) -> Cell:
 
 
 def _head_summary(heads: pl.DataFrame) -> Sheet:
-    """Return the quartiles over heads that are too many to list."""
+    """Return the quartiles over heads, for layers with too many heads for a list."""
     title = f"{heads.height:,} heads"
     lines = Sheet.of(title, "lowest", "q25", "median", "q75", "highest", text=[title])
     for score in HEADLINE:
@@ -275,7 +275,7 @@ def _head_summary(heads: pl.DataFrame) -> Sheet:
 
 
 def _medians(table: ScoreRows, scores: Sequence[str]) -> Iterator[Text]:
-    """Medians and quartiles over layers, at the first distance of a table."""
+    """Return medians and quartiles over layers, at the first distance of a table."""
     distances = table.frame["distance"]
     rows = table.summary().filter(pl.col("over") == "layers", pl.col("distance") == distances[0])
     at_distance = f" at distance {distances[0]}" if distances.n_unique() > 1 else ""
@@ -339,7 +339,7 @@ def model_statuses(table: ScoreRows) -> Iterator[Text]:
 
 
 def remarks(table: ScoreRows) -> Iterator[Text]:
-    """Yield the `notes` as one text, unless they are empty."""
+    """Yield the `notes` as one text; nothing without notes."""
     if text := "\n".join(notes(table)):
         yield Text(text, style="dim")
 
@@ -347,7 +347,7 @@ def remarks(table: ScoreRows) -> Iterator[Text]:
 def notes(table: ScoreRows) -> Iterator[str]:
     """Yield the terms that forms leave out, and notes on partial forms and guessed families.
 
-    Notes that differ only in the name of their checkpoint are one note.
+    Equal notes on several checkpoints become one note.
     """
     checkpoints = table.frame["checkpoint"].drop_nulls().unique(maintain_order=True).to_list()
     yield from left_out(table)
@@ -355,7 +355,7 @@ def notes(table: ScoreRows) -> Iterator[str]:
 
 
 def folded(lines: Iterable[str], names: Sequence[str]) -> Iterator[str]:
-    """Yield the first of the lines that differ only in one of these names.
+    """Yield lines without repetitions: lines that differ only in one of the names count as equal.
 
     Examples
     --------
@@ -415,10 +415,10 @@ def identical_models(groups: Sequence[Sequence[str]]) -> str:
 
 
 def left_out(table: ScoreRows) -> Iterator[str]:
-    """Terms of the models' scores that forms leave out, each with its number of models.
+    """Yield the terms of scores that forms leave out, each with the number of models.
 
     One line is for attention with a softmax, and one for each kind of block without a softmax.
-    Terms that differ only in a number are one.
+    Terms that differ only in a number are counted as one term.
     """
     softmax: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
     without_softmax: Mapping[str, Any] = table.metadata.get("left_out_without_softmax") or {}
@@ -449,7 +449,7 @@ MOST_NUMBERS = 3
 def _terms_with_counts(
     terms_of_checkpoints: Iterable[Iterable[str]],
 ) -> Iterator[tuple[str, int]]:
-    """Yield terms with their numbers of checkpoints; those that differ in a number are one.
+    """Yield terms with numbers of checkpoints; terms that differ in a number are joined.
 
     Examples
     --------
@@ -488,7 +488,7 @@ def _listed_numbers(values: Sequence[str]) -> str:
 
 
 def overview(table: ScoreRows, width: int) -> Iterator[Any]:
-    """Medians over layers, one line for each checkpoint and kind of attention."""
+    """Lay out medians over layers, one line for each checkpoint and kind of attention."""
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
     rows = rows.filter(pl.col("over") == over)
@@ -600,7 +600,7 @@ ROWS_OF_LAYERS = "these are rows of layers; --heads adds a row for each head"
 
 
 def reason_not_sorted(table: ScoreRows, name: str) -> str:
-    """Return the reason why a column sorts no rows: it is empty in all of them; or nothing."""
+    """Return the reason if a column is empty in all rows to be sorted; otherwise nothing."""
     values = ranked(table.frame, name, None)[name]
     if values.dtype.is_float():
         values = values.fill_nan(None)
@@ -629,7 +629,7 @@ def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _sheet_of_columns(frame: pl.DataFrame, index: Sequence[str], names: Sequence[str]) -> Sheet:
-    """Lay out some columns of a frame, each value with its value by chance in parentheses."""
+    """Lay out columns of a frame; values by chance are in parentheses after the values."""
     column_of = {column.name: column for column in (*COLUMNS, *FURTHER_COLUMNS)}
     headings = []
     for name in (*index, *names):
@@ -644,7 +644,7 @@ def _sheet_of_columns(frame: pl.DataFrame, index: Sequence[str], names: Sequence
 
 
 def _place(value: object) -> str:
-    """Return a value of an index; None, of a row of a whole layer, stands for all heads."""
+    """Return an index value as text; None, the head of a whole layer's row, is "all heads"."""
     return "all" if value is None else str(value)
 
 
@@ -758,7 +758,7 @@ def _box(axis: Axes, place: int, scores: pl.Series, color: str) -> None:
 
 
 def _finish_axis_of_boxes(axis: Axes, score: str, values: pl.Series) -> None:
-    """Set the lines and the limits of the axis of a score, whose values are all drawn."""
+    """Set lines and limits of a score's axis; the limits include all values."""
     axis.axvline(0, color=GRAY, linewidth=0.6, zorder=0)
     axis.grid(axis="y", color=GRAY, alpha=0.15, linewidth=0.5)
     axis.tick_params(axis="y", length=0)
@@ -883,10 +883,9 @@ CONTEXT = 4
 def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
     """Return the folder that all names share, and the names without the folder, all distinct.
 
-    If no name is too long for a line of a table, the folder is empty. A name that is too long
-    without the folder keeps as many of its last parts as fit, or loses its middle. If two names
-    would then be equal, both keep the part in which they differ; or all, if no part is short
-    enough.
+    The folder is empty if all names fit in a line of a table. A name that is too long even without
+    the folder keeps only the last parts that fit, or loses its middle. Names that would become
+    equal keep the part in which they differ, or stay whole if no such part is short enough.
 
     Examples
     --------
@@ -908,9 +907,9 @@ def short_names(names: Sequence[str], longest: int) -> tuple[str, list[str]]:
 
 
 def _fitting(names: Sequence[str], longest: int) -> dict[str, str]:
-    """Return, by name, a text of at most ``longest`` characters that stands for no other name.
+    """Return, by name, a text of at most ``longest`` characters that identifies the name.
 
-    A name for which there is no such text stays whole.
+    A name without such a text stays whole.
     """
     end_by_name = distinct_ends(names)
     short_by_name: dict[str, str] = {}
@@ -924,9 +923,9 @@ def _fitting(names: Sequence[str], longest: int) -> dict[str, str]:
 
 
 def _last_parts(name: str, distinct_end: str, longest: int) -> str:
-    """Return a name with as many of its last parts as fit, or else without its middle.
+    """Return the last parts of a name that fit, or the name without its middle.
 
-    ``distinct_end`` is the shortest end of the name that no other name has.
+    ``distinct_end`` is the shortest end that identifies the name.
     """
     if len(name) <= longest:
         return name
@@ -939,7 +938,7 @@ def _last_parts(name: str, distinct_end: str, longest: int) -> str:
 
 
 def _namesakes(short_by_name: Mapping[str, str]) -> Iterator[list[str]]:
-    """Yield the groups of names that have one short text."""
+    """Yield groups of names with the same short text."""
     names_by_text: dict[str, list[str]] = {}
     for name, text in short_by_name.items():
         names_by_text.setdefault(text, []).append(name)
@@ -949,7 +948,7 @@ def _namesakes(short_by_name: Mapping[str, str]) -> Iterator[list[str]]:
 
 
 def _around_difference(names: Sequence[str], longest: int) -> dict[str, str]:
-    """Return, by name, the part of the name that begins shortly before the names differ."""
+    """Return, by name, a part that begins shortly before the first difference."""
     start = max(0, len(posixpath.commonprefix(names)) - CONTEXT)
     short_by_name = {}
     for name in names:
@@ -961,7 +960,7 @@ def _around_difference(names: Sequence[str], longest: int) -> dict[str, str]:
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name models by the end of the checkpoint's name, and by differences between namesakes.
 
-    The end is the last part of the name, or the shortest end that no other checkpoint has.
+    The end is the last part of the name, or the shortest end that identifies the checkpoint.
 
     Examples
     --------
@@ -989,7 +988,7 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def distinct_ends(names: Iterable[str]) -> dict[str, str]:
-    """Return, by name, the shortest end of its path that no other name has; or the whole name."""
+    """Return, by name, the shortest end of the path that identifies the name; else the name."""
     counts: Counter[str] = Counter()
     ends_by_name: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -1036,8 +1035,8 @@ def _in_title(column: str, value: Any) -> str:
 def place(table: ScoreRows) -> list[Any]:
     """Return the place of each checkpoint and stack of a table among models known to a package.
 
-    As text, a place is one sentence. Its attributes are the ``name`` of the checkpoint, its
-    ``stack``, a second sentence, ``meaning``, the compared values, and the ``others``.
+    As text, a place is one sentence. A place has the attributes ``name`` (of the checkpoint),
+    ``stack``, ``meaning`` (a second sentence), the compared values, and ``others``.
     """
     places: list[Any] = []
     for entry_point in entry_points(group=PLACES):

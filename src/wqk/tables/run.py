@@ -10,7 +10,7 @@
     RUN/checkpoint-N/    the model after N steps, and the state that a resumed run needs; the
                          folder gets its name when it is complete
 
-A killed run leaves complete lines and at most one incomplete last line, which is ignored.
+After a killed run, only the last line may be incomplete; this line is ignored.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Run:
         """One row for each logged step, in order, with the columns of `METRICS_SCHEMA`.
 
         ``loss`` is the mean in nats per predicted token since the previous row, without the
-        ``penalty``; ``held_out_loss`` is null at steps where it was not measured; ``tokens`` and
+        ``penalty``; ``held_out_loss`` is null at steps without a measurement; ``tokens`` and
         ``seconds`` (of training) are totals.
 
         Raises
@@ -178,7 +178,7 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and an incomplete last line, from a file of JSON lines."""
+    """Remove lines of later steps, and an incomplete last line, from a file of JSON lines."""
     if path.exists():
         lines = read_lines(path)
         for name, kinds in (("step", int), ("seconds", (int, float))):
@@ -188,7 +188,7 @@ def drop_after(path: Path, step: int) -> None:
 
 
 def read_table(path: Path) -> ScoreTable:
-    """Read a score table that is being appended to, without an incomplete last line.
+    """Read a score table that is still being written, without an incomplete last line.
 
     Raises
     ------

@@ -94,7 +94,7 @@ def status_counts(rows: Iterable[str]) -> Counter[str]:
 
 
 def summarized_status(rows: Sequence[str]) -> str:
-    """Return the statuses of several rows as one, with the number of rows if not all have it.
+    """Return the statuses of several rows as one text, with numbers if statuses differ.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def statuses() -> pl.Expr:
 
 
 def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool) -> list[str]:
-    """Circuit, distances, norms, biases and gamma; without ``every`` only non-default values.
+    """Return circuit, distances, norms, biases and gamma; without ``every``, only non-defaults.
 
     Examples
     --------

@@ -93,12 +93,11 @@ TABLE_SYNONYMS = {
 class Table(Shown):
     """Rows for layers and, with ``head`` filled in, for heads.
 
-    The columns of the frame are `declared`, in that order, then those of `further` that are
-    present. A declared column that a file lacks gets its `missing` value; a file that lacks a
-    `needed` column is rejected. The metadata describes how the numbers were computed; Parquet and
-    JSON Lines files store it. `synonyms` are names that people try on one kind of table, with the
-    expressions that replace them; `former_names` are columns of earlier versions, with their
-    present names.
+    The columns of the frame are `declared`, in that order, then the existing columns of `further`.
+    Declared columns that are not in a file get the `missing` value; a file without a `needed`
+    column is rejected. The metadata describes how the numbers were computed; Parquet and JSON Lines
+    files store it. `synonyms` are names that users try on a kind of table, with the expressions to
+    use instead; `former_names` are columns of earlier versions, with the present names.
     """
 
     declared: ClassVar[tuple[Column, ...]]
@@ -140,7 +139,7 @@ class Table(Shown):
         object.__setattr__(self, "frame", frame)
 
     def _require_heads(self, frame: pl.DataFrame) -> None:
-        """Require the column ``head`` if a layer has several rows, which are then heads."""
+        """Require the column ``head`` if a layer has several rows."""
         has_heads = any(column.name == "head" for column in self.declared)
         if not has_heads or "head" in frame.columns:
             return
@@ -180,12 +179,12 @@ class Table(Shown):
         *predicates
             Expressions of polars, or their text: ``"symmetry > 0.5 and layer < 4"``.
         **values
-            Columns that are equal to a value: ``layer=2``.
+            Columns with the required values: ``layer=2``.
 
         Raises
         ------
         TableError
-            A text is not a valid condition, or names a column that the table lacks.
+            A condition is not valid, or the table lacks one of the columns.
 
         Examples
         --------
@@ -224,7 +223,7 @@ class Table(Shown):
 
             A column has the values of layers, followed by the values of heads. For an average,
             choose layers or heads: ``table.layers["symmetry"].mean()`` or
-            ``table.heads["symmetry"].mean()``. ``table.mean()`` refuses to mix them.
+            ``table.heads["symmetry"].mean()``. ``table.mean()`` raises an error for mixed rows.
 
         Raises
         ------
@@ -338,7 +337,7 @@ class Table(Shown):
         return frame
 
     def _first(self, count: int) -> Self:
-        """Return the rows that ``--top`` prints."""
+        """Return the rows for ``--top``."""
         return replace(self, frame=self.frame.head(count))
 
     def _require_one_kind(self, method: str) -> None:
@@ -486,7 +485,7 @@ class ScoreTable(Table):
         settings; and ``notes``. A survey adds ``failed`` and ``identical``. Parquet and JSON Lines
         files store it.
     details
-        The data for pictures, if requested. It is stored in a file of its own:
+        The data for pictures, if requested, with a separate file:
         ``table.details.write("forms.npz")``.
 
     Examples
@@ -603,21 +602,21 @@ class ScoreTable(Table):
         view
             ``layers``: symmetry and directionality over the layers, a curve for each model.
             ``heads``: a map of each score, layers down and heads across, for at most eight models.
-            ``models``: a box for each model, from quartile to quartile over its layers. By default
+            ``models``: a box for each model, from quartile to quartile over layers. By default
             ``layers``, or ``models`` if there are more than twelve.
         y
-            The score that is drawn; by default symmetry and directionality (excess).
+            The score to draw; by default symmetry and directionality (excess).
 
         Returns
         -------
         matplotlib.figure.Figure
             Displayed by notebooks; save it with ``figure.savefig(path)``. If the program has
-            imported ``matplotlib.pyplot``, the figure is pyplot's current one.
+            imported ``matplotlib.pyplot``, the figure is pyplot's current figure.
 
         Raises
         ------
         TableError
-            The view does not exist, or the table lacks its rows or the score.
+            The view does not exist, or the table lacks the rows or the score.
 
         Examples
         --------
@@ -678,7 +677,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
 
 
 def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
-    """Read a table of the first of these classes whose columns the file has.
+    """Read a table of the first class, of several, whose columns are in the file.
 
     Raises
     ------

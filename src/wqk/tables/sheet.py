@@ -28,7 +28,7 @@ ASCII = ("|", "#", "#", "#")
 
 @dataclass
 class Bar:
-    """A bar for a score, to the right if positive, to the left if negative; ±1 fills its half."""
+    """A bar for a score, to the right if positive, to the left if negative; ±1 is a full bar."""
 
     value: float | None  # the score; None draws nothing
     cells: int = 6  # width of each half
@@ -110,7 +110,7 @@ class Cell(NamedTuple):
     aside
         A second, less important text: quartiles, or the value by chance.
     marks
-        The letters of its footnotes.
+        The letters of the cell's footnotes.
     style
         Style on a terminal, such as ``bold``, ``dim`` or a color.
     html
@@ -136,7 +136,7 @@ class SheetColumn:
         Whether the column contains text instead of numbers; text is left-aligned and may be
         wrapped.
     latex
-        Heading in LaTeX, if it is a formula.
+        Heading in LaTeX, if a formula.
     optional
         Whether the column may be left out if lines are too short. The last column goes first.
     """
@@ -184,7 +184,7 @@ class Sheet:
         return cls([SheetColumn(heading, heading in text) for heading in headings])
 
     def add(self, *cells: Cell | Bar | str, style: str = "") -> None:
-        """Add a row; ``style`` applies to cells without a style of their own."""
+        """Add a row; ``style`` applies to cells without a style."""
         row: list[Cell | Bar] = []
         for cell in cells:
             if isinstance(cell, str):
@@ -223,8 +223,7 @@ class Sheet:
     def latex(self) -> str:
         """Return a booktabs tabular, and its footnotes as paragraphs.
 
-        The caption becomes comments above the tabular: only the author of a manuscript knows which
-        caption its table needs.
+        The caption becomes comments above the tabular, because a manuscript needs its own caption.
         """
         places = self._worded()
         body = []
@@ -260,7 +259,7 @@ class Sheet:
     # On a page.
 
     def html(self) -> str:
-        """Return a table for a notebook or a page, with headings that screen readers announce."""
+        """Return a table for a notebook or a page, with headings for screen readers."""
         parts = ["<table>"]
         if self.caption:
             parts.append(f"<caption>{escape(self.caption)}</caption>")
@@ -361,7 +360,7 @@ def _words(cell: Cell | Bar) -> str:
 
 
 def _on_terminal(cell: Cell | Bar, spare: int, bars: int) -> Text | Bar:
-    """Return a cell for a terminal; all bars of a line share its spare width."""
+    """Return a cell for a terminal; the bars of a line have equal shares of the spare width."""
     if isinstance(cell, Bar):
         return Bar(cell.value, min(Bar.WIDEST, cell.cells + max(0, spare) // (2 * bars)))
     suffix = _words(cell).removeprefix(cell.text)
@@ -378,7 +377,7 @@ def _in_latex(text: str) -> str:
 
 
 def _in_file(cell: Cell | Bar, markup: Callable[[str], str], superscript: str) -> str:
-    """Return a cell for a file: its text and the letters of its footnotes."""
+    """Return a cell for a file: the text and the letters of the footnotes."""
     if isinstance(cell, Bar):
         return ""
     marks = superscript.format(",".join(cell.marks)) if cell.marks else ""

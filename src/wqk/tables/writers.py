@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Types = Mapping[str, pl.DataType]
 
     class TableContent(Protocol):
-        """The part of a table that its files need; `wqk.tables.score_table.Table` implements it."""
+        """The part of a table for its files; `wqk.tables.score_table.Table` implements it."""
 
         @property
         def frame(self) -> pl.DataFrame:
@@ -64,7 +64,7 @@ def to_parquet(table: TableContent) -> bytes:
 
 
 def from_parquet(content: bytes, types: Types) -> Content:
-    """Read a Parquet file, written by wqk or not."""
+    """Read a Parquet file, from wqk or another program."""
     metadata = json.loads(pl.read_parquet_metadata(io.BytesIO(content)).get("wqk", "{}"))
     return pl.read_parquet(io.BytesIO(content)), _mapping(metadata)
 

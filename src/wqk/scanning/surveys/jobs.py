@@ -97,12 +97,12 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Name and revision for people."""
+        """Name and revision as text."""
         return f"{self.name} @ {self.revision}" if self.revision else self.name
 
     @cached_property
     def key(self) -> str:
-        """File name that depends on name and revision only."""
+        """File name, from name and revision only."""
         identity = json.dumps([self.name, self.revision]).encode()
         digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.title).strip("-.")[-60:]
@@ -117,8 +117,8 @@ def expand(
     """List a job for each checkpoint of refs and revisions, in order and without repetitions.
 
     The arguments are those of `survey`. ``list_revisions`` lists a repository's revisions and is
-    called only for patterns. A ref that cannot be resolved is a job with a problem, but a list or
-    set that does not exist raises an error.
+    called only for patterns. An invalid ref becomes a job with a problem, but a missing list or set
+    raises an error.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def _name(ref: str) -> str:
 
 
 def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]:
-    """Names of a repository's branches and tags; `HubError` if the hub does not answer."""
+    """Return names of a repository's branches and tags; `HubError` without an answer."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
@@ -167,7 +167,7 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
 
 
 def natural_order(name: str) -> list[str | int]:
-    """Return a key that sorts numbers within names as numbers: step2 before step10.
+    """Return a sort key that treats digits in names as numbers: step2 before step10.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
 
 
 def _is_pattern_of_paths(ref: str) -> bool:
-    """Return whether a ref is a pattern of local paths that no shell has expanded."""
+    """Return whether a ref is a pattern of local paths, not expanded by a shell."""
     return bool(ADDRESS_WILDCARDS & set(ref)) and "://" not in ref and not exists(Path(ref))
 
 
@@ -236,7 +236,7 @@ def _jobs_of(
 
 
 def _bucket_paths(ref: str, revisions: Sequence[str]) -> list[str]:
-    """Addresses of the checkpoints in a bucket that match an address or a pattern."""
+    """Return the addresses of checkpoints in a bucket that match an address or a pattern."""
     if revisions:
         raise CheckpointError(f"{redacted(ref)}: only Hub repositories have revisions")
     with errors_about(redacted(ref)):
@@ -246,7 +246,7 @@ def _bucket_paths(ref: str, revisions: Sequence[str]) -> list[str]:
 
 
 def _step_paths(run: str, patterns: Sequence[str]) -> list[str]:
-    """Return the paths of a run's folders with weights whose names match a pattern."""
+    """Return paths of a run's folders with weights and with names that match a pattern."""
     if not Path(run).is_dir():
         raise CheckpointError(f"{run}: a file has no revisions; leave out the revision")
     steps = [path.name for path in Path(run).iterdir() if has_weights(path)]
@@ -289,7 +289,7 @@ class JobOutcome:
     Attributes
     ----------
     table
-        The table, unless the worker has written it.
+        The table, unless written by the worker.
     rows
         Number of rows of the table.
     files
@@ -415,8 +415,8 @@ def run_on(
 ) -> Generator[list[tuple[Job, JobOutcome]], None, None]:
     """Yield the outcomes from any executor, one by one as they complete.
 
-    Raises `RunError` if the executor fails. An executor that forks its processes is rejected,
-    because forked processes wait forever for locks of threads that they do not have.
+    Raises `RunError` if the executor fails. Executors that fork processes are rejected: a forked
+    process may wait forever for locks that threads of its parent hold.
     """
     context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
@@ -448,9 +448,9 @@ def run_in_processes(
 ) -> Generator[list[tuple[Job, JobOutcome]], None, None]:
     """Yield the outcomes from worker processes as they complete.
 
-    A process that dies breaks the whole pool, and the pool does not report the job that the process
-    ran. The jobs in progress then run again one by one; a job during which a process dies has
-    failed. Raises `RunError` if no process can be started.
+    If a process dies, the whole pool ends, and the pool does not report the job of that process.
+    Then the jobs in progress run again one by one; a job has failed if its process dies again.
+    Raises `RunError` if no process can be started.
     """
     waiting = deque(jobs)
     suspects: deque[Job] = deque()

@@ -24,7 +24,7 @@ def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
     """Return groups of checkpoints with identical scores, by name and revision.
 
     In a group, all sizes and scores are equal in every row and to the last digit. A checkpoint with
-    only zero forms is in no group, because its scores do not depend on its queries and keys.
+    only zero forms is in no group, because the scores do not depend on queries and keys.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def summary_sheet(table: ScoreTable) -> Sheet:
 
 
 def _with_short_names(groups: Sequence[Sequence[str]], table: ScoreTable) -> list[list[str]]:
-    """Return groups of checkpoints of a table by short names, given their names with revisions."""
+    """Return groups of checkpoints by short names, from names with revisions."""
     models = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
     rows = models.to_dicts()
     short_names = dict(zip(map(title, rows), titles(rows), strict=True))

@@ -35,15 +35,15 @@ TEXT_ENDINGS = {".csv", ".tsv", ""}
 
 @dataclass(frozen=True)
 class PlannedCheckpoint:
-    """A checkpoint of a survey that has not been read.
+    """A checkpoint of a survey, before it is read.
 
     Attributes
     ----------
     title
         Name and revision.
     bytes_to_read
-        Size of the weights that a scan reads; None if only the network or the Hub has the headers,
-        or the checkpoint cannot be opened.
+        Size of the weights that a scan reads; None if the headers are not on this machine, or the
+        checkpoint cannot be opened.
     problem
         Reason why a local checkpoint cannot be opened.
     ref
@@ -90,7 +90,7 @@ class SurveyPlan:
 
     @property
     def unknown(self) -> int:
-        """Number of checkpoints whose size is not known yet."""
+        """Number of checkpoints of unknown size."""
         sizes = [checkpoint.bytes_to_read for checkpoint in self.checkpoints]
         return sizes.count(None)
 
@@ -100,7 +100,7 @@ class SurveyPlan:
         Parameters
         ----------
         jobs
-            Number of processes; by default that of `wqk.survey`.
+            Number of processes; by default as for `wqk.survey`.
         """
         known = len(self.checkpoints) - self.unknown
         if not known:
@@ -132,7 +132,7 @@ def plan_survey(refs: Iterable[str | Path], revisions: Sequence[str] = ()) -> Su
 
 
 def with_lists(refs: Iterable[str]) -> list[str]:
-    """Return the refs, with ``@`` before the name of each text file that can only be a list."""
+    """Return the refs, with ``@`` before names of text files that can only be lists."""
     names = []
     for ref in refs:
         is_list = Path(ref).suffix in LIST_ENDINGS and not ref.startswith("@")
@@ -143,7 +143,7 @@ def with_lists(refs: Iterable[str]) -> list[str]:
 def require_checkpoints(refs: Iterable[str], revisions: Sequence[str] = ()) -> None:
     """Raise `CheckpointError` for a list without ``@``, and for a folder of checkpoints.
 
-    If ``revisions`` are set, a folder is the folder of a run, and revisions are names of its
+    If ``revisions`` are set, a folder belongs to a run, and the revisions are names of step
     folders.
     """
     for ref in refs:
@@ -188,7 +188,7 @@ def _planned(job: Job) -> PlannedCheckpoint:
 
 @cache
 def _seconds_per_byte() -> float:
-    """Measure the time of scoring a block of BERT-base's size, for each byte in float32."""
+    """Measure the time of scoring a block of BERT-base's size, per byte in float32."""
     rng = np.random.default_rng(0)
     tensors = {
         f"model.layers.0.self_attn.{side}_proj.weight": rng.standard_normal(

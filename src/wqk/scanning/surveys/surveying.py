@@ -66,7 +66,7 @@ class SurveyFolder:
     done, failed
         Last line of the manifest about each job, by the key of the job.
     revisions
-        Revisions of each repository when they were first listed. A resumed survey uses the same.
+        Revisions of each repository at the first listing, also for a resumed survey.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -247,7 +247,7 @@ def survey(
     jobs
         Number of worker processes, which share the cores; by default one for each core, at most 8.
     retry
-        Whether to try checkpoints again that have failed before.
+        Whether to repeat failed checkpoints.
     on_progress
         Called at the start and after every checkpoint.
     **hub
@@ -257,8 +257,8 @@ def survey(
     Returns
     -------
     ScoreTable
-        The table of ``scores.parquet``, in the order of the refs. Its metadata lists ``failed``
-        checkpoints with their reasons, and groups of ``identical`` ones, whose scores are equal in
+        The table of ``scores.parquet``, in the order of the refs. The metadata lists ``failed``
+        checkpoints with reasons, and groups of ``identical`` checkpoints, with equal scores in
         every row.
 
     Raises
@@ -270,7 +270,7 @@ def survey(
         The folder cannot be written.
     CheckpointError
         A list or a named set does not exist, a list has no ``@`` before its name, or a folder
-        contains folders of checkpoints. Checkpoints that cannot be scored do not raise.
+        contains folders of checkpoints. Failed checkpoints do not raise.
 
     Examples
     --------
@@ -313,7 +313,7 @@ def survey(
 def _revisions(
     folder: SurveyFolder, retry: bool, token: str | bool | None, repository: str
 ) -> list[str]:
-    """Return a repository's revisions, listed once for a survey, and again with ``retry``."""
+    """Return a repository's revisions, listed once in a survey, and again with ``retry``."""
     if retry or repository not in folder.revisions:
         listed = hub_revisions(repository, token)
         folder.note({"event": "revisions", "checkpoint": repository, "revisions": listed})
@@ -321,7 +321,7 @@ def _revisions(
 
 
 def _is_pending(folder: SurveyFolder, job: Job, retry: bool) -> bool:
-    """Return whether a job is new, its files have changed, or it failed and is to be retried."""
+    """Return whether a job is new, has changed files, or failed and is to be repeated."""
     if job.key in folder.failed:
         return retry
     part = folder.part(job.key)

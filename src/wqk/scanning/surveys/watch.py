@@ -1,4 +1,4 @@
-"""Score the checkpoints of a run as they appear, next to any trainer in any framework."""
+"""Scoring the checkpoints of a run during training, for any trainer and framework."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def watch(
     on_wait: Callable[[str, str], None] | None = None,
     on_failure: Callable[[str, str], None] | None = None,
 ) -> Iterator[ScoreTable]:
-    """Score each folder of a run that is named after a step once it is complete.
+    """Score each step folder of a run as soon as the folder is complete.
 
-    Such folders are ``checkpoint-*`` of Trainer, ``step-*`` of torchtitan and ``iter_*`` of
+    Step folders are ``checkpoint-*`` of Trainer, ``step-*`` of torchtitan and ``iter_*`` of
     Megatron-LM, on disk or in a bucket.
 
-    A checkpoint is complete when all its tensors exist and its files have not changed between two
-    looks; a distributed checkpoint also needs its ``.metadata``. The scores are a survey in
-    ``out``: an interruption loses nothing, the next call resumes, and checkpoints that the trainer
-    has deleted keep their rows. A checkpoint that cannot be scored, such as after a divergence, is
-    listed under ``failed`` in the table's metadata. If its files change, it is scored again.
-    Neither a failing checkpoint nor a full disk ends the watch.
+    A checkpoint is complete when all tensors exist and no file has changed between two looks; a
+    distributed checkpoint also needs its ``.metadata``. The scores are a survey in ``out``: after
+    an interruption the next call resumes, and the table keeps the rows of deleted checkpoints. The
+    table's metadata lists failed checkpoints, for example after a divergence, under ``failed``. A
+    failed checkpoint is scored again if its files change. Neither a failed checkpoint nor a full
+    disk ends the watch.
 
     Parameters
     ----------
@@ -88,21 +88,21 @@ def watch(
     gamma, heads, executor
         As for `wqk.survey`.
     live
-        Show all steps as one table that grows in place: in a notebook in the output of the cell,
-        on a terminal in the last lines.
+        Show all steps as one table, updated in place: in the output of a notebook's cell, or in the
+        last lines of a terminal.
     on_scores
-        Called with the rows of every checkpoint that was scored.
+        Called with the rows of every scored checkpoint.
     on_wait
-        Called once for each incomplete checkpoint, with its folder and the reason; and at the start
+        Called once for each incomplete checkpoint, with the folder and the reason; and at the start
         if the run does not exist yet.
     on_failure
-        Called for each complete checkpoint that cannot be scored, with its folder and the reason;
-        also with ``out``, if the scores cannot be written. The next look tries again.
+        Called for each complete checkpoint without scores, with the folder and the reason; also
+        with ``out``, if the scores cannot be written. The next look tries again.
 
     Yields
     ------
     ScoreTable
-        The whole table, each time that it has grown.
+        The whole table, after each addition.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _shown(tables: Iterator[ScoreTable]) -> Iterator[ScoreTable]:
 
 
 class _Watch:
-    """State of a watched run: its files at the last look, its scored and its failed checkpoints."""
+    """State of a watched run: files at the last look, scored checkpoints, failed checkpoints."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class _Watch:
             self._failed = {entry["checkpoint"]: None for entry in failures}
 
     def tables(self, until: int | None, every: float, once: bool) -> Iterator[ScoreTable]:
-        """Look at the run repeatedly, or twice; yield the table each time that it has grown."""
+        """Look at the run repeatedly, or twice; yield the table after each addition."""
         if self._on_wait and not _exists(self.run):
             self._on_wait(self.run, "there is no such folder")
         if once:
@@ -192,7 +192,7 @@ class _Watch:
             time.sleep(every)
 
     def _complete_folders(self) -> list[str]:
-        """Return the folders that are complete and not yet scored, or changed since a failure."""
+        """Return complete folders that are not yet scored, or changed since a failure."""
         report = partial(self._report, self._on_wait)
         ready = []
         for folder in _steps_now(self.run, report):
@@ -319,7 +319,7 @@ def _parent(folder: str) -> str:
 
 
 def _step(folder: str) -> int:
-    """Return the step that a folder is named after."""
+    """Return the step in the name of a folder."""
     step = step_in(PurePath(folder).name)
     assert step is not None  # as `steps_of` found it by its step
     return step

@@ -14,7 +14,7 @@ LARGEST_LIST = 2**24
 
 
 def model_sets() -> list[str]:
-    """Names of all sets.
+    """Return the names of all sets.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def model_sets() -> list[str]:
 
 
 def model_set(name: str) -> list[str]:
-    """Hub ids of the models in a set; `UnknownName` if the set does not exist.
+    """Return hub ids of the models in a set; `UnknownName` if the set does not exist.
 
     Examples
     --------
