@@ -1,1 +1,1 @@
-"""The command: one file for each verb, each a thin layer over the library."""
+"""The command: one file for each verb, a thin layer over the library."""

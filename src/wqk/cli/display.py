@@ -1,4 +1,4 @@
-"""Output of the verbs: tables on standard output, everything else on standard error."""
+"""Output of the verbs: tables on standard output, all other text on standard error."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ FILES_OF_RESULT = ("out", "picture", "report", "details", "junit", "figure")
 
 
 def _stop_printing() -> None:
-    """Discard further output after its reader has left, if the command has files to write.
+    """Discard further output of a broken pipe, if the command has files to write.
 
     Raises
     ------
     BrokenPipeError
-        The command has no files to write, and therefore ends.
+        The command has no files to write, so it ends.
     """
     context = click.get_current_context(silent=True)
     options = {} if context is None else context.params
@@ -66,7 +66,7 @@ def _write(text: str) -> None:
 
 
 class _Output(Console):
-    """A console that heeds broken pipes, and does not crop wide tables."""
+    """A console that handles broken pipes, and does not crop wide tables."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"crop": False, **options})
@@ -104,7 +104,7 @@ def say_traffic(checkpoint: Checkpoint) -> None:
 
 
 def say_picture(picture: Path, table: ScoreTable, files: Sequence[Path] = ()) -> None:
-    """Report the file of a table's picture, and the distance in the picture if there are several.
+    """Report the file of a table's picture; with several distances, also the distance.
 
     ``files`` are the files of the table, if it was read or written.
     """
@@ -248,7 +248,7 @@ def is_standard_output(out: Path | None) -> bool:
 
 
 def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
-    """Require one format on standard output; return the ending of its files, or "".
+    """Require one format on standard output; return the ending of the format, or "".
 
     ``--csv`` and ``--out -`` print CSV, and ``--out -.tex`` prints LaTeX. The ending of JSON and of
     lines for people is empty.
@@ -331,7 +331,7 @@ def result_output(as_csv: bool, out: Path | None, as_json: bool) -> tuple[str, P
 
 
 def write_result(result: Result, out: Path) -> None:
-    """Write the rows of a result as ``.csv``, or all its values as ``.json``."""
+    """Write the rows of a result as ``.csv``, or all values as ``.json``."""
     if out.suffix == ".json":
         result._to_json(out)
     else:
@@ -340,6 +340,6 @@ def write_result(result: Result, out: Path) -> None:
 
 
 def print_object(value: Mapping[str, Any]) -> None:
-    """Print one JSON object; NaN and infinity, which JSON lacks, become null."""
+    """Print one JSON object; NaN and infinity become null, because JSON lacks both."""
     text = json.dumps(json_value(value), ensure_ascii=False, indent=2, allow_nan=False)
     _write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")

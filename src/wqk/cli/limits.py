@@ -1,8 +1,8 @@
-"""Limits of the process that are too small for any verb, checked before a library is imported.
+"""Limits of the process, checked before importing libraries, because some are too small.
 
-Libraries do not raise an error if they run out of address space or of file descriptors while they
-start. OpenBLAS ends the process with status 1, which would be a result of `same`; polars aborts the
-process. Both libraries allocate memory for each core.
+At the start of the process, libraries do not raise an error if address space or file descriptors
+run out. OpenBLAS ends the process with status 1, the status of a negative result of `same`; polars
+aborts the process. Both libraries allocate memory for each core.
 """
 
 from __future__ import annotations

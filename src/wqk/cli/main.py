@@ -1,4 +1,4 @@
-"""The ``wqk`` command: its verbs; every error becomes one line and an exit status here.
+"""The ``wqk`` command: its verbs, and the message and exit status of every error.
 
 ==========================================  ========
 what                                          status
@@ -83,9 +83,9 @@ def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
 
 
 class Verbs(Mapping[str, click.Command]):
-    """Verbs by name; the module of a verb, or ``verbs``, is imported on first use.
+    """Verbs by name; verb modules, and ``verbs``, are imported on first use.
 
-    ``packages`` is called on first use, and returns the sections of each package's verbs, by title.
+    ``packages``, called on first use, returns the sections of each package's verbs, by title.
     """
 
     def __init__(self, packages: Callable[[], Mapping[str, Sections]]) -> None:
@@ -93,7 +93,7 @@ class Verbs(Mapping[str, click.Command]):
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """Names of all verbs, by the title of their section."""
+        """Names of all verbs, by the title of the section."""
         names: dict[str, list[str]] = {}
         for sections in self._packages().values():
             for title, verbs in sections.items():
@@ -109,7 +109,7 @@ class Verbs(Mapping[str, click.Command]):
         raise KeyError(name)
 
     def declared(self, name: str) -> Verb | click.Command:
-        """Return a verb as declared in its module."""
+        """Return a verb as declared in the verb's module."""
         verb: Verb | click.Command = getattr(import_module(self.module(name)), name)
         return verb
 
@@ -132,7 +132,7 @@ class Verbs(Mapping[str, click.Command]):
 
 
 class Boundary(click.Group):
-    """Group of verbs that prints an error as one line, or with ``--debug`` as a traceback.
+    """Group of verbs; prints an error as one line, or with ``--debug`` as a traceback.
 
     The help lists the verbs in sections, each with its first sentence.
     """
@@ -182,7 +182,7 @@ class Boundary(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a verb. Names of the laboratory's verbs and of Python functions get advice."""
+        """Find a verb, with advice for laboratory verbs and Python functions."""
         name, verb, arguments = self._resolved(context, arguments)
         if verb is not None and not isinstance(verb, click.Group):
             if arguments == ["help"] and not Path("help").exists():
@@ -198,7 +198,7 @@ class Boundary(click.Group):
     def _resolved(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a verb, or the verb that a synonym stands for, as click does."""
+        """Find a verb or, for a synonym, the verb that it replaces, as in click."""
         if any("\0" in word for word in arguments):
             raise click.UsageError("an argument contains a null character, which no path can have")
         if "figure" in self.verbs:
@@ -283,7 +283,7 @@ class Boundary(click.Group):
             context.exit(2)
 
     def _value_of(self, error: click.ClickException, context: click.Context) -> str:
-        """Return the end of a message about an option without a value: the meaning of the value."""
+        """Return the end of a message on an option without a value: the value's meaning."""
         verb = self.verbs.get(context.invoked_subcommand or "")
         for option in verb.params if verb else ():
             if (
@@ -363,7 +363,7 @@ def _all_missing(error: click.MissingParameter) -> click.UsageError:
 
 
 def _unquoted_path(words: Sequence[str]) -> str | None:
-    """Return the path that words make if joined by spaces; None if no such path exists."""
+    """Return the existing path that words give if joined by spaces; otherwise None."""
     from wqk._files import exists
 
     plain = [word for word in words if not word.startswith("-")]
@@ -387,7 +387,7 @@ def _expected_call(context: click.Context | None) -> str:
 
 
 def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
-    """Return the error with the option that was probably meant, instead of click's suggestions."""
+    """Return the error with the most similar option, instead of click's suggestions."""
     usages: dict[str, str] = {}
     verb = error.ctx.command.name or "" if error.ctx else ""
     if error.ctx:
@@ -409,7 +409,7 @@ def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
 
 
 def _verbs_with(option: str, context: click.Context | None) -> list[str]:
-    """Return the verbs that have an option, after the command's name; none if most have it."""
+    """Return the verbs with an option, after the command's name; None for most verbs."""
     group = context.parent.command if context and context.parent else None
     if context is None or context.parent is None or not isinstance(group, Boundary):
         return []
@@ -457,7 +457,7 @@ def run(command: Callable[..., Any]) -> int:
 
 
 def _status_of(command: Callable[..., Any]) -> int:
-    """Run the command, and return the exit status of the `SystemExit` that click raises."""
+    """Run the command, and return the exit status of click's `SystemExit`."""
     try:
         command(prog_name="wqk")
     except SystemExit as exit_request:
@@ -468,7 +468,7 @@ def _status_of(command: Callable[..., Any]) -> int:
 
 
 def laboratory() -> dict[str, Sections]:
-    """Return the sections of verbs that other packages add with the entry point `PLUGINS`."""
+    """Return the sections of verbs from other packages with the entry point `PLUGINS`."""
     from importlib.metadata import entry_points
 
     return {entry_point.module: entry_point.load() for entry_point in entry_points(group=PLUGINS)}
@@ -501,7 +501,7 @@ LABORATORY = Verbs(laboratory)
 def _show_version(
     context: click.Context, parameter: click.Parameter | None, requested: bool
 ) -> None:
-    """Print the version, and the version of transformers that families were proven against."""
+    """Print the version, and the transformers version of the tests of all families."""
     if not requested or context.resilient_parsing:
         return
     from wqk.families.model_types import proven_version

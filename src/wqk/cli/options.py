@@ -1,4 +1,4 @@
-"""Option types, and the options that several verbs share."""
+"""Option types, and the options of several verbs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ReferenceType(click.Path):
     """A checkpoint: a path with completion by the shell, ``demo:NAME``, or any reference."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check what was typed: a number is meant for an option before it, which takes none."""
+        """Check the argument; a number is probably meant for the option before it."""
         value = expand_demo(value)
         if value == "-":
             self.fail(
@@ -100,7 +100,7 @@ FOLDER_PATH = PathType(path_type=Path, file_okay=False)
 
 
 class CountType(click.IntRange):
-    """A whole number of at least 1. The upper limit is above any count, and not in the help."""
+    """A whole number of at least 1. The upper limit, above any count, is not in the help."""
 
     def __init__(self) -> None:
         super().__init__(1, 2**40)

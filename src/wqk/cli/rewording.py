@@ -1,4 +1,4 @@
-"""Replace hidden synonyms on a command line by the words that a verb declares."""
+"""Replacement of hidden synonyms on a command line by the declared words of the verb."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class _Line:
     Attributes
     ----------
     options
-        The options of the verb, by all their names.
+        The options of the verb, by all names.
     words
         The words of the line so far.
     arguments
@@ -139,7 +139,7 @@ class _Line:
     adapter
         Folder of an adapter, from an option.
     named
-        Arguments that came as options, by the name of the argument.
+        Arguments from options, by the name of the argument.
     prints_tables
         Whether ``--out`` can be added to print a table in a format.
     """
@@ -189,7 +189,7 @@ class _Line:
             self.words += [name, *values]
 
     def _add_printed(self, name: str, value: str | None, remaining: deque[str]) -> None:
-        """Add an option that prints a format; if a table's file follows, the file is written."""
+        """Add an option for a format; if a table's file follows, write the file instead."""
         following = value if value is not None else "".join([*remaining][:1])
         if Path(following).suffix in TABLE_FILES:
             self.words += ["--out", *(_next(remaining) if value is None else [value])]
@@ -199,7 +199,7 @@ class _Line:
             self._add_synonym(name, value, remaining)
 
     def _add_format(self, option: str, name: str) -> None:
-        """Add the options of a format, or the words as they are if the verb has no such options."""
+        """Add the options of a format, or the words unchanged if the verb lacks the options."""
         replacement = FORMATS.get(name.lower(), ())
         if replacement and self._has(replacement):
             self.words += replacement
@@ -228,7 +228,7 @@ class _Line:
             self.words += _next(remaining)
 
     def add_named(self, verb: click.Command) -> None:
-        """Put arguments that came as options into their places among the arguments."""
+        """Put arguments from options into their places among the arguments."""
         if not self.named:
             return
         positional = deque(self.words[place] for place in self.arguments)
@@ -274,7 +274,7 @@ def with_figure_name(arguments: Sequence[str]) -> list[str]:
 
 
 def _options_of_arguments(verb: click.Command) -> dict[str, str]:
-    """Return the arguments of a verb, by options that the verb lacks and that name them."""
+    """Return the arguments of a verb, by options with the names of arguments."""
     arguments: dict[str, str] = {}
     for parameter in verb.params:
         if isinstance(parameter, click.Argument):
@@ -307,7 +307,7 @@ def _with_options_for_arguments(
     words: Sequence[str],
     places: Sequence[int],
 ) -> list[str]:
-    """Put the option before each word that follows the verb's own arguments."""
+    """Put the option before each word after the verb's own arguments."""
     arguments = [parameter for parameter in verb.params if isinstance(parameter, click.Argument)]
     first = sum(argument.nargs for argument in arguments if argument.nargs > 0)
     if any(argument.nargs < 0 for argument in arguments):

@@ -290,7 +290,7 @@ def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | 
 
 
 def _no_row(name: str, where: str, has_heads: bool) -> str:
-    """Return a sentence on a condition that no row has."""
+    """Return a sentence on a condition without rows."""
     from wqk.tables.rendering import COLUMNS_OF_HEADS, ROWS_OF_LAYERS
 
     sentence = f"{display_name(name)}: no row has the condition {where}"
@@ -300,7 +300,7 @@ def _no_row(name: str, where: str, has_heads: bool) -> str:
 
 
 def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
-    """Return these columns in this order; `TableError` if the table lacks a column."""
+    """Return the given columns in this order; `TableError` for a missing column."""
     known = table.frame.columns
     for name in names:
         if name not in known:
@@ -318,9 +318,9 @@ def _print_way_to_rows(table: ScoreTable) -> None:
 
 
 def _print_placements(scans: Sequence[ScoreTable], named: bool = False) -> None:
-    """Print the place of checkpoints among known models, and its meaning.
+    """Print the place of checkpoints among known models, and the meaning of the place.
 
-    Of several checkpoints, ``named``, those without a place are listed, too.
+    If there are several checkpoints, ``named``, checkpoints without a place are listed, too.
     """
     from rich.text import Text
 

@@ -20,7 +20,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """Raise `Ended` at SIGTERM and SIGHUP, so that worker processes are ended in order."""
+    """Raise `Ended` at SIGTERM and SIGHUP, so that worker processes end properly."""
 
     def end(signal_number: int, frame: FrameType | None) -> None:
         raise Ended(signal_number)

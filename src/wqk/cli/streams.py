@@ -1,4 +1,4 @@
-"""Standard streams that are closed, or whose reader has left."""
+"""Standard streams: closed streams, and pipes without a reader."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def survey_progress(done: SurveyProgress) -> dict[str, Any]:
 def _print(
     table: ScoreTable, out: Path, as_json: bool, ending: str, failed_before: Collection[str]
 ) -> None:
-    """Print the survey's results and failures; failures of earlier runs were not tried again."""
+    """Print the survey's results and failures, including failures of earlier runs."""
     from wqk.cli import display
     from wqk.tables.rendering import identical_models, overview
 

@@ -1,7 +1,7 @@
-"""A verb of the command, declared once: a function, and the options that the command adds.
+"""A verb of the command, declared as a function with further options of the command.
 
-The signature of the function gives the arguments and options, and its docstring their help. The
-result prints itself. A verb with a longer task has a command of its own, with the options of
+The function's signature defines arguments and options, the function's docstring the help. The
+result prints itself. Verbs with a longer task have separate commands, with the options of
 `wqk.cli.options`.
 """
 
@@ -30,7 +30,7 @@ REQUIRED = object()
 
 
 class Parameter(NamedTuple):
-    """A parameter of a function, as in its source; the default is `REQUIRED` if it has none."""
+    """A parameter of a function, as in the source; without a default, `REQUIRED` is the default."""
 
     name: str
     annotation: str
@@ -45,7 +45,7 @@ class Declaration(NamedTuple):
     parameters
         All parameters, in order.
     summary, details
-        The first paragraph of the docstring, and the paragraphs up to its first section.
+        The first paragraph of the docstring, and the paragraphs before the first section.
     descriptions
         Description of each parameter, by name.
     """
@@ -57,10 +57,9 @@ class Declaration(NamedTuple):
 
 
 def function_definition(function: str) -> ast.FunctionDef | None:
-    """Return the syntax tree of a function, ``module:name``; None if the module lacks it.
+    """Return the syntax tree of a function, ``module:name``; None if missing.
 
-    No module is imported, and only the lines of the function are parsed. Therefore help appears at
-    once.
+    No module is imported, and only the lines of the function are parsed, so that help is fast.
     """
     module, _, name = function.partition(":")
     package, *folders = module.split(".")
@@ -94,7 +93,7 @@ def first_sentence(text: str) -> str:
 
 @cache
 def declaration(function: str) -> Declaration:
-    """Read the declaration of a function, ``module:name``, from its source.
+    """Read the declaration of a function, ``module:name``, from the source.
 
     Examples
     --------
@@ -166,23 +165,24 @@ class Verb:
     Attributes
     ----------
     function
-        ``module:name``. Parameters named in `MODEL_PARAMETERS` are opened. Every other parameter is
-        an option: the shared option of its name, or an option of its type with its description.
+        ``module:name``. Parameters named in `MODEL_PARAMETERS` are opened. Every other parameter
+        becomes an option: the shared option with this name, or an option with the parameter's type
+        and description.
     examples
         Command lines, at the end of the help.
     extra
         Options that are not parameters of the function, by name, with the arguments of
         `wqk.cli.options.option`; ``show`` receives their values.
     show
-        Function of the result and the extra options that returns the objects to print, the first of
-        them with ``to_dict``; by default the result alone is printed.
+        Function of the result and the extra options that returns the objects to print; the first
+        object has ``to_dict``. By default only the result is printed.
     table, picture
         Whether ``--out`` writes every format of tables, or only CSV and JSON; and whether
-        ``--picture`` draws the result by its ``plot``.
+        ``--picture`` draws the result with ``plot``.
     plotted
         Extra options that ``plot`` receives.
     drawn
-        Options that ``--picture`` switches on, because the picture needs them.
+        Options that the picture needs; ``--picture`` switches them on.
     progress
         Name of the function in `wqk.cli.display` that turns progress into the text of the bar.
     omit
@@ -289,7 +289,7 @@ class Verb:
         return "\n\n".join(filter(None, paragraphs))
 
     def run(self, models: list[str], options: dict[str, Any]) -> None:
-        """Open the models, call the function, and show, write and draw its result."""
+        """Open the models, call the function, and print, write and draw the result."""
         from wqk._style import check_picture, save_figure
         from wqk.cli import display
         from wqk.tables.score_table import check_table_output
@@ -328,7 +328,7 @@ class Verb:
             click.get_current_context().exit(1)
 
     def _reported(self, models: Sequence[str], options: dict[str, Any], junit: Path) -> Any:
-        """Call the function, and write its result or its error as JUnit's XML."""
+        """Call the function, and write the result or the error as JUnit's XML."""
         from wqk._files import check_writable, write_atomically
         from wqk._junit import Case, junit_report
         from wqk.errors import WqkError
@@ -346,7 +346,7 @@ class Verb:
         return result
 
     def _call(self, models: Sequence[str], options: dict[str, Any]) -> Any:
-        """Open the models and call the function, with a progress bar if it reports progress."""
+        """Open the models and call the function, with a progress bar for reported progress."""
         from wqk.cli import display
         from wqk.cli.options import both_opened, opened
 

@@ -270,17 +270,17 @@ def same(
     Compares scores, values and outputs, learned positions, sinks, and other mixers; with --all
     every other tensor too. The comparison is exact, across families, layouts and number types.
     Changes that leave attention unchanged are ignored: rotations within heads, folded norms and
-    scales. If the two differ, each row of the candidate's queries and keys is searched for among
-    the reference's, and the mistake is named with the code that undoes it: rotary order not
-    converted, converted twice or with the wrong number of heads; heads regrouped, copied or left
-    as initialized; queries and keys exchanged or transposed; another layer's weights; another
-    layout of a fused weight; biases, gains of norms, a factor; rotary base, scaling or width; an
-    adapter that was not merged.
+    scales. If the models differ, the rows of the candidate's queries and keys are searched in the
+    reference. The output names the mistake, with code for the repair: rotary order not converted,
+    converted twice or with the wrong number of heads; heads regrouped, copied or still as
+    initialized; queries and keys exchanged or transposed; weights of another layer; another layout
+    of a fused weight; biases, gains of norms, a factor; rotary base, scaling or width; an adapter
+    without a merge.
 
-    Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
-    3 if it is not decided, as where a family only names its rotary positions; and 2 if an error
-    prevents the comparison. With --repair, it is the status of the repaired copy: 0 if the repair
-    made it equal to the reference, and 2 if no repair is known, so that nothing was written.
+    Exit status: 0 if the models are equal up to the rounding of the number types, 1 if they differ,
+    3 if the comparison is undecided, for example if a family only names its rotary positions, and 2
+    if an error prevents the comparison. With --repair, the status is about the repaired copy: 0 if
+    the copy is equal to the reference, and 2 if no repair is known and nothing was written.
 
     \b
     Examples:
@@ -351,8 +351,8 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
     Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
-    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes. With
-    --once, it scores the steps that are there.
+    looks at files, and reads only queries and keys. Ctrl-C ends the watch; the same command
+    resumes. With --once, it scores the steps that exist now.
 
     \b
     Example:
@@ -615,6 +615,6 @@ def demo(out: Path, report: Path, as_json: bool, as_csv: bool) -> None:
 def lab() -> None:
     """Train small models, and test the paper on them.
 
-    These verbs come from packages: the laboratory, wqk_lab, is installed with wqk; others add
-    theirs with an entry point of the group wqk.commands.
+    These verbs come from packages. The laboratory, wqk_lab, is installed with wqk; other packages
+    add verbs with an entry point of the group wqk.commands.
     """

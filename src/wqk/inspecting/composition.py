@@ -1,4 +1,4 @@
-"""Composition of heads: every pair of a head that writes and a later head that reads.
+"""Composition of heads: every pair of a writing head and a later reading head.
 
 A head writes with its output-value form W_v W_o. A later head of the same stream reads with its
 queries (kind ``q``) or its keys (``k``) in W_q W_kᵀ, or with its values (``v``) in W_v W_o.
@@ -162,11 +162,11 @@ class CompositionMatrix:
 class CompositionTable(Table):
     """The composition of heads, one row for each pair and kind, largest excess first.
 
-    ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` its root mean square by chance, and ``excess`` the
-    difference of the two. ``z`` is the distance of the squared score from its mean in standard
-    deviations, ``p`` the probability of a score at least as large by chance, and ``p_corrected``
-    this probability, corrected for the number of pairs in the table by Holm's method. Scores of
-    pruned heads, whose form is zero, are null, with the status ``degenerate``.
+    ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` the root mean square of the score by chance, and
+    ``excess`` the difference. ``z`` is the squared score minus its mean, in standard deviations;
+    ``p`` is the probability of a score at least as large by chance; ``p_corrected`` is ``p``
+    corrected for the number of pairs in the table by Holm's method. Pruned heads have zero forms;
+    their scores are null, with the status ``degenerate``.
     """
 
     declared = COMPOSITION_COLUMNS
@@ -183,7 +183,7 @@ class CompositionTable(Table):
     def around(
         self, layer: int, head: int, stack: str | None = None, kind: str = "self"
     ) -> CompositionTable:
-        """Return the pairs of one head: the heads that it reads from, and the heads that read it.
+        """Return the pairs of one head, as a writer and as a reader.
 
         Parameters
         ----------
@@ -300,7 +300,7 @@ class CompositionTable(Table):
     _drawn = plot
 
     def _shown(self, width: int) -> Iterator[Any]:
-        """Yield the first pairs, and the number of pairs of each kind that exceed chance."""
+        """Yield the first pairs, and the number of pairs of each kind above chance."""
         frame, top = self.frame, self.top
         if not len(self):
             yield Text("no rows")
@@ -496,7 +496,7 @@ class StreamBlocks:
         return list(dict.fromkeys(terms))
 
     def notes(self, kinds: Sequence[str], pairs: Sequence[_BlockPair]) -> list[str]:
-        """Yield notes on heads that are in no pair, with the reasons."""
+        """Yield notes on heads without pairs, with the reasons."""
         paired = {(pair.kind, pair.reader.stack, pair.reader.kind) for pair in pairs}
         notes = []
         for plan in self.plans:
@@ -621,7 +621,7 @@ def _feeding(
     kind: str,
     writes: bool,
 ) -> list[int]:
-    """Return the numbers of the writers that feed a reader, which may also write."""
+    """Return the numbers of the writers that feed a reader; a reader may be a writer, too."""
     numbers = [n for n, (writer, _) in enumerate(writers) if source.feeds(writer, reader, kind)]
     if writes and source.feeds(reader, reader, kind):  # a layer that is applied several times
         numbers.append(len(writers))
@@ -672,7 +672,7 @@ class _Reader(NamedTuple):
 def _chained(
     writers: Sequence[tuple[AttentionPlan, End]], readers: Sequence[_Reader]
 ) -> Iterator[_BlockPair]:
-    """Yield the pairs of writing blocks and the reading blocks that they feed."""
+    """Yield the reading blocks with the writing blocks that feed them."""
     pairs: list[tuple[int, int]] = []
     for m, reader in enumerate(readers):
         pairs += [(n, m) for n in reader.writers]
@@ -693,7 +693,7 @@ class _BlockPair(NamedTuple):
 
     @property
     def places(self) -> dict[str, Any]:
-        """Columns that all rows of the pair share."""
+        """Columns with one value for all rows of the pair."""
         reader_statuses = set(self.reader.statuses)
         writer_statuses = set(self.writer.statuses) - {"partial"}
         if self.kind == "v":
@@ -727,7 +727,7 @@ class _BlockPair(NamedTuple):
 
 
 def _frame(pairs: Sequence[_BlockPair]) -> pl.DataFrame:
-    """Return all rows, with the columns of the schema that follow from the pairs."""
+    """Return all rows, with all columns of the schema."""
     columns_of_pairs = [pair.numbers for pair in pairs]
     columns = {}
     for name in columns_of_pairs[0]:

@@ -1,4 +1,4 @@
-"""Singular directions of a head's form, with the tokens at their two ends.
+"""Singular directions of a head's form, with the tokens at both ends.
 
 M = Σ_k σ_k u_k v_kᵀ. In a query-key form, a query along u_k attends to keys along v_k. In an
 output-value form, a head that attends to a token along u_k writes along v_k. The sign of a pair is
@@ -66,7 +66,7 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class TokenDirections(Result):
-    """The largest singular directions of a head's form, with their tokens.
+    """The largest singular directions of a head's form, with tokens.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Explanation of a scan without weights: tensors that it reads, terms that it leaves out."""
+"""Explanation of a scan without weights: tensors to read, and terms that forms leave out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TensorUse:
     layout
         Layout of the role within the tensor: see `wqk.families.layouts`.
     heads
-        Number of heads times their width.
+        Number of heads times head width.
     dtype, shape
         Stored type and shape, in one layer.
     bytes
@@ -134,7 +134,7 @@ def explain(ref: Any) -> Explanation:
     Parameters
     ----------
     ref
-        A `Model`, or what `wqk.open` takes.
+        A `Model`, or a reference for `wqk.open`.
 
     Raises
     ------

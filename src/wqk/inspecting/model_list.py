@@ -19,7 +19,7 @@ UNLISTED = (
 
 @dataclass(frozen=True)
 class ModelType:
-    """A model type, and the attention that is read from its models.
+    """A model type, and the attention that wqk reads from such models.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class ModelType:
     family
         The family that describes the tensors; of a composite model, the families of its parts.
     attention
-        Stacks and kinds of the attention that is read, such as ``decoder self``.
+        Stacks and kinds of attention, such as ``decoder self``.
     refusal
         The reason why models of the type cannot be read; empty if they can be read.
     """
@@ -112,19 +112,19 @@ def models(word: str = "") -> ModelTypes:
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name, because spellings differ in case and hyphens."""
+    """Return the letters and digits of a name, for a comparison without case and hyphens."""
     return "".join(filter(str.isalnum, name.lower()))
 
 
 def _of_family(name: str, family: Family) -> ModelType:
-    """Return the row of a type that a family lists."""
+    """Return the row of a type in a family's list."""
     attention = [f"{rule.stack} {rule.kind}" for rule in family.attention]
     shown = ", ".join(dict.fromkeys([*attention, *family.mixers]))
     return ModelType(name, family.name, shown, family.refusal)
 
 
 def _of_parts(name: str, parts: list[Family]) -> ModelType:
-    """Return the row of a composite model, whose parts belong to families of their types."""
+    """Return the row of a composite model, with the families of the parts."""
     rows = [_of_family(name, family) for family in parts]
     families_of_parts = dict.fromkeys(row.family for row in rows)
     attention = dict.fromkeys(row.attention for row in rows if row.attention)

@@ -44,7 +44,7 @@ class FormView(Result):
     figure
         Function that draws the figure (needs matplotlib).
     table
-        Table that is printed below the scores; None without one.
+        Table to print below the scores; None without a table.
     note
         Explanation of the table.
     """
@@ -153,7 +153,7 @@ def coupling_view(block: Block, name: str) -> FormView:
 
 
 def _pairs_by_strength(matrix: np.ndarray) -> list[tuple[int, int]]:
-    """Return the pairs of heads with a coupling, the strongest first, whatever its sign."""
+    """Return the pairs of heads with a coupling, in descending order of magnitude."""
     first, second = np.triu_indices(len(matrix), 1)
     values = matrix[first, second]
     order = np.argsort(-np.abs(values), kind="stable")  # NaN comes last
@@ -162,7 +162,7 @@ def _pairs_by_strength(matrix: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _table_of_pairs(matrix: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Sheet:
-    """Return a table of pairs of heads: their coupling, and the symmetry of each of the two."""
+    """Return a table of pairs of heads: the coupling, and the symmetry of both heads."""
     table = Sheet.of("heads", "coupling", "symmetry of the first", "of the second", text=["heads"])
     for first, second in pairs:
         values = matrix[first, second], matrix[first, first], matrix[second, second]
@@ -171,7 +171,7 @@ def _table_of_pairs(matrix: np.ndarray, pairs: Sequence[tuple[int, int]]) -> She
 
 
 def _note_on_pairs(count: int) -> str:
-    """Return the meaning of a coupling, and the number of pairs that the table leaves out."""
+    """Return the meaning of a coupling, and the number of omitted pairs."""
     meaning = "coupling: 1 if one head is the transpose of the other, −1 if it is minus that"
     if count <= MOST_PAIRS:
         return meaning

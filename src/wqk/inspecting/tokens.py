@@ -4,8 +4,8 @@ The scores are computed from token embeddings only. The first layer computes the
 the folded norm comes before it and positions have no effect. Deeper layers do not read embeddings,
 but the output of earlier layers.
 
-Only few of the V² pairs must be computed: because |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared
-in the order of their lengths, until no remaining pair can have an extreme score.
+Only few of the V² pairs must be computed. Because |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared
+in descending order of length, until no remaining pair can have an extreme score.
 
 Axes: V tokens, D model width, R head width.
 """
@@ -69,7 +69,7 @@ LISTS = ("largest", "smallest", "most_alike", "least_alike")
 
 
 class TokenPair(NamedTuple):
-    """A query token, a key token, their score, and their names; None without a tokenizer.
+    """A query token, a key token, the score, and the tokens' names; None without a tokenizer.
 
     In an output-value circuit, the first token is attended to and the second is written: `attended`
     and `written` are the numbers of these tokens.
@@ -92,7 +92,7 @@ class TokenPair(NamedTuple):
         return self.key
 
     def values_by_name(self, circuit: str) -> dict[str, Any]:
-        """Return all values by name; those of ``ov`` also under the names of this circuit.
+        """Return all values by name; for ``ov``, also with the names of this circuit.
 
         Examples
         --------
@@ -219,7 +219,7 @@ def match_tokens(
     """List the token pairs that a head scores highest and lowest.
 
     Queries and keys are computed from the model's token embeddings. In layer 0 the head computes
-    the same scores, apart from positions. In deeper layers the scores are only a hint, because the
+    the same scores, except for positions. In deeper layers the scores are only a hint, because the
     inputs of these layers are not embeddings. Of the demo models, demo:induction has all weights;
     demo:encoder and demo:decoder have queries and keys only.
 
@@ -245,7 +245,8 @@ def match_tokens(
         more or less likely.
     through
         Layer and number of an earlier head. The keys, or with ``ov`` the values, are computed from
-        its output; the two heads form a virtual head (`wqk.compose` finds the important ones).
+        the output of this head; the two heads form a virtual head (`wqk.compose` finds the
+        important ones).
     embeddings
         Name of the embedding table, if it has no usual name.
     directions
@@ -253,7 +254,7 @@ def match_tokens(
         tokens at their two ends.
     query
         Only pairs with this token as the query, or with ``ov`` as the attended token: its number,
-        or its name in the tokenizer. A text that is both is the name.
+        or its name in the tokenizer. If a text can be both, the name is meant.
     key
         Only pairs with this token as the key, or with ``ov`` as the written token.
 
@@ -369,7 +370,7 @@ def match_tokens(
 def _chosen_tokens(
     token: int | str | None, count: int, names: Mapping[int, str]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the number of a token, given by its number or its name; all numbers without a token.
+    """Return the number of a token, from a number or a name; all numbers without a token.
 
     Examples
     --------
@@ -392,7 +393,7 @@ def _chosen_tokens(
 
 
 def _near_tokens(word: str, names: Mapping[int, str]) -> str:
-    """Return the end of a message on an unknown token: a similar token, and those in the word.
+    """Return the end of a message on an unknown token: a similar token, and parts of the word.
 
     Examples
     --------
@@ -440,7 +441,7 @@ def _pieces(word: str, names: Collection[str]) -> list[str]:
 def _longest_piece(
     word: str, start: int, names: Collection[str], is_within_word: bool
 ) -> tuple[int, str]:
-    """Return the end and the name of the longest token at a place of a word; "" without a token."""
+    """Return the end and name of the longest token at a place of a word; else ""."""
     for end in range(len(word), start, -1):
         text = word[start:end]
         if is_within_word and CONTINUATION + text in names:
@@ -451,7 +452,7 @@ def _longest_piece(
 
 
 class _TokenSide(NamedTuple):
-    """The table of the tokens on one side of a form, and the plan of the norm that is applied."""
+    """The table of the tokens on one side of a form, and the plan of the applied norm."""
 
     table: str
     plan: AttentionPlan | None
@@ -465,7 +466,7 @@ def _directions(
     top: int,
     names: Mapping[int, str],
 ) -> tuple[Direction, ...]:
-    """Return the largest singular directions of a form of [x, 1], without its biases."""
+    """Return the largest singular directions of a form of [x, 1], without biases."""
     if count < 1:
         raise CheckpointError(f"directions is a number of directions, 1 or more; got {count}")
     plain = BilinearForm.from_factors(form.query[:-1], form.key[:-1])
@@ -544,7 +545,7 @@ def _written_caveat(
 def _norms_in_words(
     plan: AttentionPlan, circuit: str, through: tuple[int, int] | None, fold_norm: bool
 ) -> Iterator[str]:
-    """Yield sentences on the norms that the scores contain, and on those that they lack."""
+    """Yield sentences on the norms that scores include, and on missing norms."""
     if fold_norm:
         yield "Embeddings pass the norm in front of the head that reads them."
         if through is not None:
@@ -654,11 +655,11 @@ class _Extremes:
 
     @property
     def threshold(self) -> float:
-        """Value that a further score must exceed."""
+        """Lower bound of further scores."""
         return float(self._scores[-1]) if len(self._scores) == self._top else -np.inf
 
     def take(self, scores: np.ndarray, first_row: int, first_column: int) -> None:
-        """Update the extremes with a block of scores; its first entry has these indices."""
+        """Update the extremes with a block of scores; ``indices`` belong to the first entry."""
         threshold = self.threshold
         if (scores.max() if self._sign > 0 else -scores.min()) <= threshold:
             return
@@ -781,7 +782,7 @@ def _side_by_side(
 
 
 def _score(score: float, largest: float) -> str:
-    """Return a score with as many digits as the largest score in its table needs.
+    """Return a score as text, with the digits for the largest score of the table.
 
     Examples
     --------

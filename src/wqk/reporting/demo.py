@@ -29,8 +29,8 @@ COMPARED_MODELS: tuple[Name, ...] = (
 class Claim(NamedTuple):
     """A claim of the paper, and its prediction for an encoder and a decoder.
 
-    Both predictions are that the score of the encoder is larger than that of the decoder. The
-    sentence begins with the model that the claim is about.
+    In both predictions, the encoder has the larger score. The sentence begins with the subject of
+    the claim.
     """
 
     sentence: str
@@ -51,7 +51,7 @@ CHANCE = {"symmetry": 0.02, "directionality_excess": 0.8}
 
 @called_as('wqk.demo_model("encoder"), "decoder" or "induction"')
 def demo_model(name: Name) -> Path:
-    """Folder of a small model that ships with the package.
+    """Return the folder of a small model in the package.
 
     The folders of the encoder and the decoder contain the query and key weights and the
     configuration. Both models have one shape and were trained on one text with one recipe; the
@@ -71,7 +71,7 @@ def demo_model(name: Name) -> Path:
 
 
 def demo_table() -> ScoreTable:
-    """Scores and details of both models in one table; checkpoints are named after the models."""
+    """Return scores and details of both models in one table, under the names of the models."""
     models = [open_model(DEMO_MODELS / name) for name in COMPARED_MODELS]
     for model, name in zip(models, COMPARED_MODELS, strict=True):
         model.checkpoint.name = name

@@ -43,7 +43,7 @@ def strongest_pair(coupling: np.ndarray) -> str:
     Parameters
     ----------
     coupling
-        (H, H); NaN where a head is zero.
+        (H, H); NaN for zero heads.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def training_result(
     first_symmetries: Sequence[float],
     symmetries: Sequence[float],
 ) -> str:
-    """Describe the change of loss and symmetry by training, over the seeds of one recipe.
+    """Describe the change of loss and symmetry in training, over the seeds of a recipe.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def payload(
 
 
 def in_script(text: str) -> str:
-    """Escape JSON, so that the text can neither end its script element nor begin a comment.
+    """Escape JSON, so that no text ends the script element or begins a comment.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
 
 
 def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
-    """Reduce an axis to ``length`` bins; a bin has its value of largest magnitude."""
+    """Reduce an axis to ``length`` bins; the value of a bin is its entry of largest magnitude."""
     size = values.shape[axis]
     if size <= length:
         return values

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 def latest(table: ScoreTable) -> ScoreTable:
-    """Keep only the last step of checkpoints that have several steps."""
+    """Keep only the last step of each checkpoint."""
     steps = pl.col("step")
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
 
 
 def titled(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of a score table with their `titles` in the column ``title``."""
+    """Return the rows of a score table with `titles` in the column ``title``."""
     names = titles(frame.select("checkpoint", *DISTINGUISHING).to_dicts())
     return frame.with_columns(pl.Series("title", names, pl.String()))
 
@@ -66,7 +66,7 @@ NEAR_ENOUGH = 0.02
 def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
     """Draw the column ``value`` over ``step``, and a band between two columns.
 
-    A curve of one step is a point, which a marker makes visible.
+    A curve of one step is a point, drawn with a marker.
     """
     marker = "o" if curve.height == 1 else ""
     axis.plot(curve["step"], curve["value"], marker=marker, **look)
@@ -115,7 +115,7 @@ def shades(color: str, count: int) -> list[tuple[float, ...]]:
 
 
 def sequence(count: int) -> list[tuple[float, ...]]:
-    """Colors of an ordered series, from dark violet to light green.
+    """Return colors of an ordered series, from dark violet to light green.
 
     Examples
     --------
@@ -134,12 +134,12 @@ def note(figure: FigureBase, text: str) -> None:
 
 
 def letter(axis: Axes, text: str) -> None:
-    """Put a panel's letter at its top left."""
+    """Put the letter of a panel at the top left."""
     _above(axis, text, (-26.0, 8.0), 10.0)
 
 
 def heading(axis: Axes, text: str) -> None:
-    """Title a row of panels, above its first panel; the panel must have no title."""
+    """Write the title of a row of panels above the first panel; the panel must have no title."""
     _above(axis, text, (0.0, 16.0), 8.5).set_in_layout(False)
 
 
@@ -191,7 +191,7 @@ def label_ends(axis: Axes, ends: Iterable[CurveEnd]) -> None:
 
 
 def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Move ascending heights apart to gaps of at least ``gap``, within [0, 1] if there is room.
+    """Move ascending heights apart to gaps of at least ``gap``, within [0, 1] if possible.
 
     The sum of squared moves is minimal: isotonic regression, by pooling adjacent violators.
 
@@ -271,14 +271,14 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
 
 
 def _line(part: str) -> Line2D:
-    """Sample of the line of a part, for a legend."""
+    """Return a sample of the line of a part, for a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **part_look(part))
 
 
 def part_look(part: str) -> dict[str, Any]:
-    """Color and line of a part of the scores, equal in all panels."""
+    """Return color and line of a part of the scores, equal in all panels."""
     return {"color": PART_COLORS[part], "linestyle": "--" if part in CONTROLS else "-"}
 
 
@@ -324,7 +324,7 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
     """Draw T[a, b] = tr(M_a M_b)/(‖M_a‖ ‖M_b‖), from `wqk.coupling`.
 
     The value is 1 (red) if two heads are transposes of each other; the diagonal contains the
-    symmetry of each head. Numbers are printed in hundredths where they fit.
+    symmetry of each head. Numbers are printed in hundredths if the cells are large enough.
 
     Examples
     --------
@@ -401,11 +401,11 @@ LABELED_ARCS = 6
 def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     """Draw the strongest pairs of a table of `wqk.compose`; thicker arcs exceed chance by more.
 
-    If no pair exceeds chance after correction for their number, the arcs are gray, and the title
-    contains a remark.
+    If no pair exceeds chance after the correction for the number of pairs, the arcs are gray, and
+    the title contains a remark.
 
-    Attentions of one layer are next to each other, in the order in which they write: an encoder
-    before its decoder, cross-attention after self-attention.
+    Attentions of one layer are next to each other, in the order of writing: an encoder before its
+    decoder, cross-attention after self-attention.
 
     Raises
     ------
@@ -461,7 +461,7 @@ class PairMatrix(Protocol):
 
     @property
     def kind(self) -> str:
-        """Side on which the readers read: q, k or v."""
+        """Side of the readers: q, k or v."""
 
     @property
     def value(self) -> str:
@@ -473,18 +473,18 @@ class PairMatrix(Protocol):
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """Names of the heads that write."""
+        """Names of the writing heads."""
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the heads that read."""
+        """Names of the reading heads."""
 
 
 @style()
 def composition_maps(matrices: Sequence[PairMatrix]) -> Figure:
     """Draw maps of pairs of heads on one scale, writers down and readers across.
 
-    Pairs without a number, because the reader does not come after the writer, are light gray.
+    Pairs without a number are light gray: the reader does not come after the writer.
     """
     count = len(matrices)
     aspect = len(matrices[0].writers) / len(matrices[0].readers)
@@ -515,7 +515,7 @@ def composition_maps(matrices: Sequence[PairMatrix]) -> Figure:
 
 
 def _name_ticks(set_ticks: Callable[..., Any], names: Sequence[str], **look: Any) -> None:
-    """Label every head, or, if the heads are many, heads at equal intervals."""
+    """Label every head, or if there are many, heads at equal intervals."""
     step = math.ceil(len(names) / MOST_TICKS)
     places = range(0, len(names), step)
     set_ticks(places, [names[place] for place in places], **look)
@@ -570,7 +570,7 @@ def _label_arcs(axis: Axes, pairs: pl.DataFrame, column: Mapping[AttentionKey, i
 
 
 def _attention_names(order: Sequence[AttentionKey]) -> list[str]:
-    """Name attentions by the number of the layer, after the stack if the stacks are several."""
+    """Name attentions by layer number; with several stacks, after the stack."""
     several = len({stack_key for stack_key, _, _ in order}) > 1
     names = []
     for (_, stack), layer, is_cross in order:
@@ -583,7 +583,7 @@ AttentionKey = tuple[tuple[bool, str], int, bool]
 
 
 def strongest_pairs(frame: pl.DataFrame, top: int) -> pl.DataFrame:
-    """Return the pairs that exceed chance by most.
+    """Return the pairs with the largest excess over chance.
 
     Raises
     ------
@@ -597,7 +597,7 @@ def strongest_pairs(frame: pl.DataFrame, top: int) -> pl.DataFrame:
 
 
 def attention(row: dict[str, object], end: str) -> AttentionKey:
-    """Return the sort key of an attention: its stack, encoder first, its layer, and its kind."""
+    """Return the sort key of an attention: stack (encoder first), layer, and kind."""
     stack = str(row[f"{end}_stack"])
     layer = row[f"{end}_layer"]
     assert isinstance(layer, int)

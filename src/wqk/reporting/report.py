@@ -59,7 +59,7 @@ MOST_NAMED = 12
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Path of a written report; a notebook shows the page."""
+    """Path of a written report; notebooks show the page."""
 
     path: Path
 
@@ -84,7 +84,7 @@ def write_report(
     compositions: Sequence[Table] = (),
     title: str | None = None,
 ) -> Report:
-    """Write score tables as one interactive HTML file that needs no network; a notebook shows it.
+    """Write score tables as one interactive HTML file that needs no network.
 
     Parameters
     ----------
@@ -98,9 +98,9 @@ def write_report(
         Details from files (`wqk.tables.details.read_details`), in addition to the tables' own
         (``wqk.scan(ref, details=True)``). A report without details contains a note.
     runs
-        Training runs. Their losses, results and recipe are the first section of the report.
+        Training runs. Losses, results and recipe are the first section of the report.
     compositions
-        Tables of `wqk.compose`. The report draws their strongest pairs of heads.
+        Tables of `wqk.compose`. The report draws the strongest pairs of heads.
     title
         Heading; by default the models' names.
 
@@ -111,7 +111,7 @@ def write_report(
     OutputError
         The file cannot be written.
     MissingPackage
-        plotly, whose script draws the figures, is not installed.
+        plotly is not installed; its script draws the figures.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
     """Return the local folders around the checkpoints of tables, longest first.
 
     If the checkpoints share a folder, only this folder is returned. The root folder is left out,
-    because its name is empty.
+    because the name is empty.
 
     Examples
     --------
@@ -176,8 +176,7 @@ def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
 def without_folders(text: str, folders: Sequence[str]) -> str:
     """Return a part of a page with paths relative to these folders.
 
-    A report is passed on to other people, and absolute paths contain the names of users and
-    machines.
+    Reports are for other people, and absolute paths contain the names of users and machines.
 
     Examples
     --------
@@ -279,7 +278,7 @@ def page(
 
 
 def _dates(runs: Sequence[Run]) -> str:
-    """Return the first and the last day on which runs wrote metrics."""
+    """Return the first and the last day of the metrics of runs."""
     days = [
         date.fromtimestamp((run.folder / METRICS).stat().st_mtime)
         for run in runs
@@ -296,12 +295,12 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """Return a script in the form in which a browser hashes it."""
+    """Return a script as a browser hashes it."""
     return text.replace("\r\n", "\n").replace("</script", "<\\/script")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that allows no connections and only these scripts."""
+    """Return a content security policy that allows only the given scripts and no connections."""
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return (
@@ -357,7 +356,7 @@ RESULTS_GROUP = "wqk.results"
 
 
 def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group the runs that differ only in their seed; names of groups list other differences."""
+    """Group runs that differ only in seed; names of groups list other differences."""
     cells: defaultdict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
     for run in runs:
         settings = [(name, str(value)) for name, value in run.recipe.items() if name != SEED_KEY]
@@ -373,7 +372,7 @@ def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the entries in which recipes differ, besides the seed."""
+    """Return the entries that differ between recipes, except the seed."""
     values_by_name: dict[str, set[str]] = {}
     for recipe in recipes:
         values_by_name |= {name: set() for name in recipe if name != SEED_KEY}
@@ -402,7 +401,7 @@ def runs_section(runs: Sequence[Run]) -> str:
 
 
 def _result(name: str, runs: Sequence[Run]) -> str:
-    """Describe the outcome of the runs of a recipe, at the last step that all runs reached."""
+    """Describe the outcome of a recipe's runs, at the last common step."""
     losses = _common_steps(runs, "held_out_loss")
     if not losses.height:
         losses = _common_steps(runs, "loss")
@@ -419,7 +418,7 @@ def _result(name: str, runs: Sequence[Run]) -> str:
 
 
 def _common_steps(runs: Sequence[Run], column: str) -> pl.DataFrame:
-    """Return the steps at which all runs have a value, and the ``values`` of all runs."""
+    """Return the steps with a value in all runs, and the ``values`` of all runs."""
     rows = pl.concat([_curve(run, column) for run in runs])
     together = rows.group_by("step").agg(pl.col("value").alias("values"))
     return together.filter(pl.col("values").list.len() == len(runs)).sort("step")
@@ -458,7 +457,7 @@ def _last(values: pl.Series) -> Any:
 
 
 def _recipe(runs: Sequence[Run]) -> str:
-    """List the settings and the environment that all runs share, as HTML."""
+    """List the common settings and the common environment of all runs, as HTML."""
     recipes = [run.recipe for run in runs]
     varied = {*_varied(recipes), SEED_KEY}
     shared = {}
@@ -479,7 +478,7 @@ def _recipe(runs: Sequence[Run]) -> str:
 
 
 def loss_curves(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Draw losses and symmetry at the common steps of all seeds of a recipe: mean and range."""
+    """Draw losses and symmetry at the common steps of a recipe's seeds: mean and range."""
     curves = []
     kinds = {"training loss": "loss", "held-out loss": "held_out_loss", "symmetry": "symmetry"}
     groups = by_recipe(runs)

@@ -1,6 +1,6 @@
-"""Text and tables of a report outside its figures, as escaped HTML, by groups of rows.
+"""Text and tables of a report, without figures, as escaped HTML, by groups of rows.
 
-Installed packages may add the place of the scores among the scores of other models.
+Installed packages may add the rank of the scores among other models.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """First row of the group, for values that all rows share."""
+        """First row of the group, for common values of all rows."""
         layers = self.latest.filter(pl.col("head").is_null())
         return (layers if layers.height else self.latest).row(0, named=True)
 
@@ -129,7 +129,7 @@ PARTIAL = {"partial": "not the model's whole attention score"}
 
 
 def summary_table(groups: Sequence[Group]) -> str:
-    """Return a table with a row for each group: facts, medians and quartiles over its layers."""
+    """Return a table with a row for each group: facts, medians and quartiles over layers."""
     headings = ["model", "attention", "parameters stored", "layers", "heads", "width"]
     headings += [label(score) for score in HEADLINE]
     sheet = Sheet([SheetColumn(name, text=name in ("model", "attention")) for name in headings])
@@ -160,7 +160,7 @@ def summary_table(groups: Sequence[Group]) -> str:
 
 
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
-    """Return the values of two columns over the layers, joined unless they are equal."""
+    """Return the values of two columns over the layers, as one text if they are equal."""
     first_span = _span(layers[first].drop_nulls().to_list())
     second_span = _span(layers[second].drop_nulls().to_list())
     if first_span == second_span:
@@ -188,7 +188,7 @@ def _median(summary: pl.DataFrame, score: str) -> Cell:
 
 
 def page_number(value: float | None, digits: int = 3) -> str:
-    """Format a number as the page's script does, with a minus sign instead of a hyphen.
+    """Format a number as in the page's script, with a minus sign instead of a hyphen.
 
     Examples
     --------
@@ -199,7 +199,7 @@ def page_number(value: float | None, digits: int = 3) -> str:
 
 
 def with_minus_signs(text: str) -> str:
-    """Replace hyphens in front of digits, at the beginning of numbers, by minus signs.
+    """Replace hyphens at the beginning of numbers by minus signs.
 
     Examples
     --------
