@@ -19,6 +19,7 @@ from wqk.attention import Block
 from wqk.attention.factors import FOLDED, PLAIN, lacks_norm
 from wqk.attention.rounding import ROUNDING, rounding_of
 from wqk.errors import CheckpointError, TableError, called_as
+from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.chaining import update_measures
 from wqk.forms.kernels import directionalities
@@ -197,7 +198,9 @@ class DifferenceTable(Table):
 
     def _rows_shown(self) -> pl.DataFrame:
         """Return the rows that are printed."""
-        return self.frame if self.rows_shown is None else self.farthest(self.rows_shown).frame
+        if self.rows_shown is None:
+            return self.frame
+        return self.farthest(self.rows_shown).frame
 
     @current
     def plot(self) -> Figure:
@@ -392,13 +395,16 @@ def diff(
     return DifferenceTable(frame, metadata)
 
 
+def _layer_title(plan: AttentionPlan) -> str:
+    """Return the stack, the attention and the layer of a block, for messages."""
+    return f"{plan.rule.stack} {plan.what}, layer {plan.layer}"
+
+
 def _require_equal_layers(reference: Model, candidate: Model) -> None:
     """Raise `CheckpointError` unless two models have the same blocks in the same order."""
-    layers = [
-        [f"{plan.rule.stack} {plan.what}, layer {plan.layer}" for plan in model.scored]
-        for model in (reference, candidate)
-    ]
-    for reference_layer, candidate_layer in zip_longest(*layers):
+    reference_layers = map(_layer_title, reference.scored)
+    candidate_layers = map(_layer_title, candidate.scored)
+    for reference_layer, candidate_layer in zip_longest(reference_layers, candidate_layers):
         if reference_layer == candidate_layer:
             continue
         if reference_layer is None:

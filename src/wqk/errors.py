@@ -145,9 +145,9 @@ def install(extra: str) -> str:
     "pip install '.[report]' in a clone of wqk"
     """
     is_clone = (Path(__file__).parents[2] / "pyproject.toml").is_file()
-    return (
-        f"pip install '.[{extra}]' in a clone of wqk" if is_clone else f"pip install 'wqk[{extra}]'"
-    )
+    if is_clone:
+        return f"pip install '.[{extra}]' in a clone of wqk"
+    return f"pip install 'wqk[{extra}]'"
 
 
 @contextmanager
@@ -330,8 +330,9 @@ def public(
             return load(commands.get(name, name))  # lazy_loader imports it now
         if name in (synonyms or {}):
             return get((synonyms or {})[name])
-        known_call = (calls or {}).get(name)
-        advice = f"; did you mean {known_call}?" if known_call else did_you_mean(name, public_names)
+        advice = did_you_mean(name, public_names)
+        if known_call := (calls or {}).get(name):
+            advice = f"; did you mean {known_call}?"
         message = f"module {package!r} has no attribute {name!r}{advice}"
         raise unknown_attribute(message, name)
 

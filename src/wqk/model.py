@@ -126,9 +126,10 @@ def open(
             )
         return ref
     checkpoint = open_checkpoint(ref, **hub)
-    found_family = (
-        load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
-    )
+    if family:
+        found_family = load_family(family)
+    else:
+        found_family = find_family(checkpoint, heads_per_layer is None)
     with errors_about(checkpoint.name):
         counted = with_head_counts(found_family, checkpoint, heads_per_layer, key_heads)
         plans = plan_attention(checkpoint, counted)

@@ -357,7 +357,8 @@ class AdaptedCheckpoint(Checkpoint):
             return None
         parts = [Part(update.down), Part(update.up), Part(update.magnitude)]
         down, up, magnitudes = (array.astype(np.float64) for array in self._adapter.read(parts))
-        return DoraUpdate(update.scale * (up @ down), magnitudes.reshape(-1), update.transposed)
+        change = update.scale * (up @ down)
+        return DoraUpdate(change, magnitudes.reshape(-1), update.transposed)
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
         """Return rows of the base model with the update of their tensor."""

@@ -326,6 +326,13 @@ class Boundary(click.Group):
         return message
 
 
+def _name_of(parameter: click.Parameter, context: click.Context) -> str:
+    """Return the name of an option with its dashes, or of an argument in capitals."""
+    if isinstance(parameter, click.Option):
+        return parameter.opts[-1]
+    return parameter.make_metavar(context)
+
+
 def _all_missing(error: click.MissingParameter) -> click.UsageError:
     """Return the error with all missing parameters, and the call with all parameters."""
     context = error.ctx
@@ -348,12 +355,7 @@ def _all_missing(error: click.MissingParameter) -> click.UsageError:
     advice = MISSING.get(context.command.name or "", "")
     further = f"; {advice}" if advice else ""
     if len(missing) > 1:
-        names = [
-            parameter.opts[-1]
-            if isinstance(parameter, click.Option)
-            else parameter.make_metavar(context)
-            for parameter in missing
-        ]
+        names = [_name_of(parameter, context) for parameter in missing]
         return click.UsageError(f"Missing {', '.join(names)}: {call}{further}", ctx=context)
     description = ""
     if isinstance(error.param, click.Option):
@@ -413,11 +415,10 @@ def _verbs_with(option: str, context: click.Context | None) -> list[str]:
     group = context.parent.command if context and context.parent else None
     if context is None or context.parent is None or not isinstance(group, Boundary):
         return []
-    verbs = [
-        f"{context.parent.command_path} {name}"
-        for name, verb in group.verbs.items()
-        if any(option in parameter.opts for parameter in verb.params)
-    ]
+    verbs = []
+    for name, verb in group.verbs.items():
+        if any(option in parameter.opts for parameter in verb.params):
+            verbs.append(f"{context.parent.command_path} {name}")
     return verbs if len(verbs) <= 2 else []
 
 

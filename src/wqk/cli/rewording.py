@@ -100,7 +100,9 @@ def reworded(verb: click.Command, words: Sequence[str]) -> list[str]:
     >>> reworded(command.verbs["show"], ["bert", "0", "1", "-o", "head.png"])
     ['bert', '--layer', '0', '--head', '1', '-o', 'head.png']
     """
-    options = {name: option for option in verb.params for name in option.opts}
+    options: dict[str, click.Parameter] = {}
+    for option in verb.params:
+        options |= dict.fromkeys(option.opts, option)
     names = {word.partition("=")[0] for word in words}
     line = _Line(options, prints_tables=_prints_tables(options) and not names & {"-o", "--out"})
     always = ALWAYS.get(verb.name or "", ())

@@ -239,7 +239,9 @@ def _layout(candidate: Candidate, config: Mapping[str, Any]) -> FusedLayout:
     if layout == "sectioned" and columns == 3 * rows:
         doubt = f"{candidate.module} is taken to be stored (in, out), all queries first"
         return FusedLayout("conv1d", doubt)
-    order = "all queries first" if layout == "sectioned" else "key heads one after the other"
+    order = "key heads one after the other"
+    if layout == "sectioned":
+        order = "all queries first"
     return FusedLayout(layout, f"{candidate.module} is taken to hold {order}")
 
 
@@ -252,10 +254,17 @@ def _role(
     for stack, stack_words in STACKS.items():
         if any(_is_or_begins_with(module, stack_words) for module in modules):
             return stack, kind
+    stack = "decoder" if _is_causal_by_names(config) else "unknown"
+    return stack, kind
+
+
+def _is_causal_by_names(config: Mapping[str, Any]) -> bool:
+    """Return whether the names of a model's classes or of its type are those of a decoder."""
     architectures = config.get("architectures")
-    classes = " ".join(map(str, architectures)) if isinstance(architectures, list) else ""
-    is_causal = "CausalLM" in classes or "gpt" in str(config.get("model_type", "")).lower()
-    return ("decoder" if is_causal else "unknown"), kind
+    classes = ""
+    if isinstance(architectures, list):
+        classes = " ".join(map(str, architectures))
+    return "CausalLM" in classes or "gpt" in str(config.get("model_type", "")).lower()
 
 
 def _is_cross(candidate: Candidate, others: Sequence[Candidate], modules: list[str]) -> bool:
@@ -350,7 +359,11 @@ def _own_count(
 
 def _all_have_a_word(others: Sequence[Candidate], words: Sequence[str]) -> bool:
     """Return whether the names of all candidates have one of these words."""
-    return all(any(word in other.query.lower() for word in words) for other in others)
+    for candidate in others:
+        name = candidate.query.lower()
+        if not any(word in name for word in words):
+            return False
+    return True
 
 
 def _has_other_width(candidate: Candidate, count: HeadCount) -> bool:

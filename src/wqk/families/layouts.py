@@ -406,7 +406,9 @@ def sized(
             f"{tensor}: {length} outputs do not hold {fixed} for "
             f"{', '.join(role for role, _, _ in sections)}; {MISFIT}"
         )
-    share = _divide(remaining, open_sections, tensor, "open parts") if open_sections else 0
+    share = 0
+    if open_sections:
+        share = _divide(remaining, open_sections, tensor, "open parts")
     # Outputs of each role in one block, and the first of them.
     span_by_role: dict[str, int] = {}
     start_by_role: dict[str, int] = {}

@@ -49,6 +49,14 @@ def _data(name: str) -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
+def _of_type(name: str, model_type: object) -> Mapping[str, Any]:
+    """Return the table of a model type in a file; empty for types that are not in the file."""
+    if not isinstance(model_type, str):
+        return {}
+    values: Mapping[str, Any] = _data(name).get(model_type, {})
+    return values
+
+
 def part_types(model_type: object) -> Mapping[str, str]:
     """Return the model types that transformers gives the parts of a composite, by key.
 
@@ -57,7 +65,7 @@ def part_types(model_type: object) -> Mapping[str, str]:
     >>> part_types("qwen2_vl")
     {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
     """
-    return _data("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+    return _of_type("parts.toml", model_type)
 
 
 def composite_types() -> Mapping[str, Mapping[str, str]]:
@@ -82,7 +90,7 @@ def default_values(model_type: object) -> Mapping[str, Any]:
     >>> default_values("llama4_text")["use_qk_norm"]
     True
     """
-    return _data("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+    return _of_type("defaults.toml", model_type)
 
 
 def unread_defaults(model_type: object) -> Mapping[str, Any]:

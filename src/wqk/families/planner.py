@@ -289,6 +289,8 @@ class _Planner:
             query, key = replace(query, norm=None), replace(key, norm=None)
         if rotary is None and "window" in rule.rotary_only:
             window = None
+        is_axial = rotary is not None and rotary.axes > 1
+        is_rotary = rotary is not None and rotary.axes == 1 and rule.layout != "latent"
         positional = _positional(projections, match, rotary)
         grows = rotary is None and config.holds(rule.grows_if)
         plan = AttentionPlan(
@@ -308,8 +310,8 @@ class _Planner:
             applications=self._applications(match.group),
             position=rule.position if config.holds(rule.position_if) else "",
             position_uses=self._position_uses(),
-            rotary=rotary if rotary and rotary.axes == 1 and rule.layout != "latent" else None,
-            axial=rotary if rotary and rotary.axes > 1 else None,
+            rotary=rotary if is_rotary else None,
+            axial=rotary if is_axial else None,
             positional=positional,
             grows_from=config.optional_length(rule.grows_from) if grows else None,
         )

@@ -141,8 +141,11 @@ class Rotary:
             (N, axes).
         """
         positions = np.asarray(positions, np.float64)
-        by_plane = positions[:, None] if positions.ndim == 1 else positions[:, self.plane_axes]
-        angles = by_plane * self.frequencies
+        if positions.ndim == 1:
+            positions_by_plane = positions[:, None]
+        else:
+            positions_by_plane = positions[:, self.plane_axes]
+        angles = positions_by_plane * self.frequencies
         cosine: Array = self.amplitude * np.cos(angles)
         sine: Array = self.amplitude * np.sin(angles)
         first, second = self.planes

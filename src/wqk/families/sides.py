@@ -353,7 +353,9 @@ def _separate(
     key_heads = heads.key
     if key_heads is None:  # a key head is as wide as a query head
         key_heads = max(1, key_rows * heads.query // rows) if rows else heads.query
-    inputs = _inputs_of_convolution(config, match) if rule.layout == "convolution" else None
+    inputs = None
+    if rule.layout == "convolution":
+        inputs = _inputs_of_convolution(config, match)
     queries = separate(query, tensors[query].shape, heads.query, inputs)
     if rule.layout == "gated":
         half = queries.head_width // 2
@@ -419,9 +421,11 @@ def _fused(rule: AttentionRule, match: Match, heads: _HeadCounts) -> Projections
     """Return the projections in a fused tensor, or in the keys and values next to the queries."""
     key_heads = heads.key or heads.query
     head_counts = {"q": heads.query, "k": key_heads, "v": key_heads}
-    held = [(match.query, "qkv")] if rule.fused else [(match.query, "q"), (match.key, "kv")]
+    tensors_with_roles = [(match.query, "q"), (match.key, "kv")]
+    if rule.fused:
+        tensors_with_roles = [(match.query, "qkv")]
     projections: Projections = {}
-    for tensor, roles in held:
+    for tensor, roles in tensors_with_roles:
         projections |= sectioned(
             tensor,
             match.tensors[tensor].shape,

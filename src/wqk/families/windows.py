@@ -82,7 +82,9 @@ class Span(Window):
         return (tokens_back <= self.back) & (-tokens_back <= self.ahead)
 
     def __str__(self) -> str:
-        return f"{self.back} back, {self.ahead} ahead" if self.size is None else str(self.size)
+        if self.size is not None:
+            return str(self.size)
+        return f"{self.back} back, {self.ahead} ahead"
 
 
 @dataclass(frozen=True)

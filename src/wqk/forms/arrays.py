@@ -73,8 +73,10 @@ def linear_weight(projection: Any) -> Float[Array, "out in"]:
     FormError
         The weight does not have two axes, or a module's weight is stored in another order.
     """
-    weight = projection if is_array_api_obj(projection) else getattr(projection, "weight", None)
-    weight = as_array(projection if weight is None else weight)
+    weight = None if is_array_api_obj(projection) else getattr(projection, "weight", None)
+    if weight is None:
+        weight = projection
+    weight = as_array(weight)
     shape_of_linear = (
         getattr(projection, "out_features", None),
         getattr(projection, "in_features", None),

@@ -354,8 +354,10 @@ def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         degrees = 8 / np.maximum(skewness, 1e-9) ** 2
         ratio = np.maximum(1 + z * np.sqrt(2 / degrees), 0)  # of a chi-square to its mean
-        variance = 2 / (9 * degrees)  # of the ratio's cube root, whose mean is 1 − variance
-        normal = (np.cbrt(ratio) - (1 - variance)) / np.sqrt(variance)
+        cube_root = np.cbrt(ratio)  # nearly normal
+        variance = 2 / (9 * degrees)  # of the cube root
+        mean = 1 - variance
+        normal = (cube_root - mean) / np.sqrt(variance)
     scaled = normal / math.sqrt(2)
     tail = [0.5 * math.erfc(value) for value in scaled.ravel().tolist()]
     return np.reshape(tail, np.shape(normal))
@@ -390,7 +392,8 @@ def _triangle(key: np.ndarray, gram: np.ndarray) -> np.ndarray:
     >>> np.round(triangle @ triangle.T, 9).tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    root = np.linalg.qr(key, mode="r") if key.shape[-1] > key.shape[-2] else root_of(gram)
+    width, rank = key.shape[-2:]
+    root = np.linalg.qr(key, mode="r") if rank > width else root_of(gram)
     return np.asarray(root).swapaxes(-1, -2)
 
 
@@ -484,13 +487,17 @@ def _rescaled(form: BilinearForm) -> BilinearForm:
         largest = xp.max(xp.abs(factor), axis=axes_of_factor, keepdims=True)
         return on_host(largest).astype(np.float64)
 
-    def scaled(factor: Any, scale: np.ndarray) -> Any:
-        scale = np.where(is_zero, 0.0, scale)
-        return factor * xp.asarray(scale, dtype=factor.dtype, device=device(factor))
-
-    query_size, key_size = largest_entries(form.query), largest_entries(form.key)
-    is_zero = query_size * key_size == 0  # false where an entry is not finite
+    query_size = largest_entries(form.query)
+    key_size = largest_entries(form.key)
     with np.errstate(divide="ignore", invalid="ignore"):
-        exponent = np.nan_to_num(np.log2(key_size / query_size) / 2, posinf=0, neginf=0)
-    power = np.exp2(np.round(exponent).clip(-60, 60))  # stays far from the ends of float32
-    return type(form).from_factors(scaled(form.query, power), scaled(form.key, 1 / power))
+        exponent = np.log2(key_size / query_size) / 2
+    exponent = np.nan_to_num(exponent, posinf=0, neginf=0)
+    scale = np.exp2(np.round(exponent).clip(-60, 60))  # stays far from the ends of float32
+    is_zero = query_size * key_size == 0  # false where an entry is not finite
+    query_scale = np.where(is_zero, 0.0, scale)
+    key_scale = np.where(is_zero, 0.0, 1 / scale)
+
+    def scaled(factor: Any, scale_of_factor: np.ndarray) -> Any:
+        return factor * xp.asarray(scale_of_factor, dtype=factor.dtype, device=device(factor))
+
+    return type(form).from_factors(scaled(form.query, query_scale), scaled(form.key, key_scale))

@@ -73,8 +73,10 @@ class StackSide:
         factors = self.factors(slice(None))
         images = factors
         if self.mix is not None:
-            images = factors @ (self.mix @ self.mix.swapaxes(-1, -2)).sum(axis=1)
-        return np.asarray(np.vecdot(images, factors).sum(axis=0, dtype=np.float64) / self.heads)
+            squares_of_mixes = self.mix @ self.mix.swapaxes(-1, -2)
+            images = factors @ squares_of_mixes.sum(axis=1)
+        shares_of_factors = np.vecdot(images, factors)
+        return np.asarray(shares_of_factors.sum(axis=0, dtype=np.float64) / self.heads)
 
     def factors(self, rows: slice | np.ndarray) -> Float[np.ndarray, "factors rows r"]:
         """Return the given rows of each factor."""

@@ -432,7 +432,8 @@ def _random_roots(random: np.random.Generator, draws: int, d: int, rank: int) ->
     """
     if d <= rank:
         return random.standard_normal((draws, d, rank))
+    diagonal = np.arange(rank)
     roots = np.triu(random.standard_normal((draws, rank, rank)), 1)
-    diagonal_squares = random.chisquare(d - np.arange(rank), (draws, rank))
-    roots[:, range(rank), range(rank)] = np.sqrt(diagonal_squares)
+    diagonal_squares = random.chisquare(d - diagonal, (draws, rank))
+    roots[:, diagonal, diagonal] = np.sqrt(diagonal_squares)
     return roots

@@ -95,9 +95,9 @@ def models(word: str = "") -> ModelTypes:
     ['bloom', 'gguf-bloom']
     """
     known = families()
-    family_by_type = {
-        model_type: family for family in known.values() for model_type in family.model_types
-    }
+    family_by_type: dict[str, Family] = {}
+    for family in known.values():
+        family_by_type |= dict.fromkeys(family.model_types, family)
     types = [_of_family(name, family) for name, family in family_by_type.items()]
     for name, part_types in composite_types().items():
         parts = [family_by_type[part] for part in part_types.values() if part in family_by_type]

@@ -246,12 +246,13 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     """
     heads, width, d = query.shape
     groups = len(key)
-    sharing = heads // groups
+    sharing = heads // groups  # query heads of each group
     query_rows = query.reshape(-1, d)
     key_rows = key.reshape(-1, d)
     cross_products = key_rows @ query_rows.T  # B_gᵀ A_h
     cross_products = cross_products.reshape(groups, width, groups, sharing, width)
-    transposed, straight = np.full((2, groups, sharing, groups, sharing), np.nan)
+    transposed = np.full((groups, sharing, groups, sharing), np.nan)  # tr(M_a M_b)
+    straight = np.full((groups, sharing, groups, sharing), np.nan)  # tr(M_a M_bᵀ)
     products = np.empty((3, groups, sharing, width, width), query.dtype)
     for a in range(groups):
         # Only pairs with later groups; the earlier ones follow by symmetry.
@@ -260,10 +261,12 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
             backward = cross_products[b, :, a]
             transposed[a, :, b] = np.tensordot(backward, forward, axes=((0, 2), (2, 0)))
         end = groups if len(query_rows) <= WIDE else a + 1
-        queries = query[a * sharing : end * sharing].reshape(-1, d)
-        query_products = queries[: sharing * width] @ queries.T
+        query_rows_from_a = query[a * sharing : end * sharing].reshape(-1, d)
+        query_rows_of_a = query_rows_from_a[: sharing * width]
+        key_rows_from_a = key_rows[a * width : end * width]
+        query_products = query_rows_of_a @ query_rows_from_a.T  # A_aᵀ A_b
         query_products = query_products.reshape(sharing, width, -1, sharing, width)
-        key_products = key[a] @ key_rows[a * width : end * width].T
+        key_products = key[a] @ key_rows_from_a.T  # B_aᵀ B_b
         key_products = key_products.reshape(width, -1, width)
         straight[a, :, a:end] = np.einsum("aigbj,igj->agb", query_products, key_products)
         products[0, a] = np.einsum("aiaj->aij", query_products[:, :, 0])

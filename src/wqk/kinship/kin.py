@@ -48,6 +48,7 @@ from wqk.kinship.thresholds import (
     SIXTEEN_BITS,
     START,
 )
+from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness.same import same
 from wqk.tables.sheet import Cell, Sheet
@@ -569,16 +570,27 @@ def _shape(model: FingerprintedModel) -> str:
     return f"{heads} of width {block.head_width} on {block.width} dimensions"
 
 
+def _shared_kind(models: Sequence[Model]) -> str:
+    """Return the kind of attention to compare, which all models have.
+
+    Attention with a softmax if all models have some; otherwise another kind that all have.
+    """
+    kinds_by_model = []
+    for model in models:
+        kinds_by_model.append([plan.kind for plan in model.scored if plan.kind != "cross"])
+    shared_kinds = set.intersection(*map(set, kinds_by_model))
+    return min(shared_kinds, key=kinds_by_model[0].index, default="self")
+
+
 def _read(
     refs: Sequence[Any], on_progress: Callable[[int, int], None] | None
 ) -> list[FingerprintedModel]:
     """Read models in the same coordinates: norms are folded in if all models have known norms."""
     models = [open_model(ref) for ref in refs]
-    kinds = [[plan.kind for plan in model.scored if plan.kind != "cross"] for model in models]
-    # Attention with a softmax if all models have some; otherwise another kind that all have.
-    shared_kinds = set.intersection(*map(set, kinds))
-    kind = min(shared_kinds, key=kinds[0].index, default="self")
-    plans_by_model = [[plan for plan in model.scored if plan.kind == kind] for model in models]
+    kind = _shared_kind(models)
+    plans_by_model = []
+    for model in models:
+        plans_by_model.append([plan for plan in model.scored if plan.kind == kind])
     plans = [*chain.from_iterable(plans_by_model)]
     folds = not any(lacks_norm(plan, FOLDED) for plan in plans)
     done = 0

@@ -447,10 +447,11 @@ def _standardized(values: np.ndarray) -> np.ndarray:
 
 def _head_orders(draw: Draw, heads: int, key_heads: int) -> Int[np.ndarray, "n heads"]:
     """Draw orders of heads that keep the heads of a key head together; row 0 changes none."""
-    sharing = heads // key_heads
-    outer = draw.random.random((draw.size, key_heads)).argsort(axis=1)
-    inner = draw.random.random((draw.size, key_heads, sharing)).argsort(axis=2)
-    orders = (outer[:, :, None] * sharing + inner).reshape(draw.size, heads)
+    sharing = heads // key_heads  # heads of each key head
+    orders_of_key_heads = draw.random.random((draw.size, key_heads)).argsort(axis=1)
+    orders_within = draw.random.random((draw.size, key_heads, sharing)).argsort(axis=2)
+    first_heads = orders_of_key_heads[:, :, None] * sharing
+    orders = (first_heads + orders_within).reshape(draw.size, heads)
     orders[0] = np.arange(heads)
     return orders
 

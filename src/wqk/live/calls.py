@@ -329,7 +329,9 @@ class ObservedCall:
         """Return a tile of a softmax; a pair is hidden if its score is far below its logit."""
         assert self.scores is not None
         scores = self.scores[sequences, :, rows, self.columns]
-        weights = None if self.weights is None else self.weights[sequences, :, rows, self.columns]
+        weights = None
+        if self.weights is not None:
+            weights = self.weights[sequences, :, rows, self.columns]
         if logits is None:
             visible = scores > HIDDEN
             return Tile(sequences, rows, scores, scores, weights, visible)

@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -337,7 +338,8 @@ class Clipper(Advising):
         weights = LiveCheckpoint(self._network())
         _require_own(weights, self._plans)
         if self.limit is not None:
-            weights.require_stored({part.name for plan in self._plans for part in plan.parts})
+            parts = chain.from_iterable(plan.parts for plan in self._plans)
+            weights.require_stored({part.name for part in parts})
         self._without_softmax = opened.without_softmax
         self._path = None if path is None else Path(path)
         self._every, self._grouped, self._calls = every, grouped, 0

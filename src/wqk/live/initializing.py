@@ -430,7 +430,8 @@ def _writable(parameters: LiveCheckpoint, planned: Sequence[Copies]) -> dict[str
                 f"{parameters.name}: {first_name} and {name} are one weight, which this start "
                 "would set in two ways; give each its own first"
             )
-    return {name: parameters.writable(name) for copies in planned for name in copies}
+    names = chain.from_iterable(planned)
+    return {name: parameters.writable(name) for name in names}
 
 
 def _planned(

@@ -89,7 +89,9 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
 
         places = {"stack": pl.String, "kind": pl.String, "layer": pl.Int64, "head": pl.Int64}
         types = places | dict.fromkeys(COLUMNS, pl.Float64) | {"module": pl.String}
-        rows = [{name: row[name] for name in types} for row in self._rows()]
+        rows = []
+        for row in self._rows():
+            rows.append({name: row[name] for name in types})
         return pl.DataFrame(rows, schema=types, orient="row")
 
     def to_dict(self) -> dict[str, Any]:

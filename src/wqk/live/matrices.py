@@ -168,7 +168,9 @@ def attention_matrices(
         import torch
     network = network_of(model, "run")
     opened = opened_or_module(model, family, heads_per_layer)
-    plans = [] if opened is network else [plan for plan in opened.plans if plan.has_softmax]
+    plans = []
+    if opened is not network:
+        plans = [plan for plan in opened.plans if plan.has_softmax]
     if layers is not None:
         known = {plan.layer for plan in plans}
         if unknown := set(layers) - known:

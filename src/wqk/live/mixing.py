@@ -443,11 +443,13 @@ def scores_of(query: Array, key: Array, scaling: float | None) -> Array:
     CheckpointError
         The numbers of queries and keys differ; scores then have no transpose.
     """
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.shape[-2] != key.shape[-2]:
         raise CheckpointError("parts need as many queries as keys: run the model without a cache")
-    return query @ key.swapaxes(-1, -2) * scale
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    heads_per_key_head = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(heads_per_key_head, dim=1)
+    return query @ key.swapaxes(-1, -2) * scaling
 
 
 def _inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:

@@ -56,7 +56,9 @@ def journals(path: Path) -> tuple[Path, Path]:
         raise OutputError(
             f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}", path=path
         )
-    updates = "updates.jsonl" if path.name == "scores.jsonl" else f"{path.stem}-updates.jsonl"
+    updates = f"{path.stem}-updates.jsonl"
+    if path.name == "scores.jsonl":
+        updates = "updates.jsonl"
     return path, path.with_name(updates)
 
 
@@ -82,8 +84,10 @@ def check_journal(path: Path, gamma: float) -> None:
 def check_model(path: Path, model: Model) -> None:
     """Raise `RunError` if a file contains scores of a model with other blocks or sizes."""
     columns = ("stack", "kind", "layer", "heads", "key_heads", "rank")
-    layer_rows = [row for row in read_lines(path)[1:] if row.get("head") is None]
-    written = {tuple(row.get(name) for name in columns) for row in layer_rows}
+    written = set()
+    for row in read_lines(path)[1:]:
+        if row.get("head") is None:
+            written.add(tuple(row.get(name) for name in columns))
     of_model = {
         (*plan.place, plan.query.heads, plan.key.heads, plan.key.heads * plan.key.head_width)
         for plan in model.plans

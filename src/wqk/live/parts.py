@@ -397,8 +397,11 @@ def parts(
         "left_whole": opened.without_softmax,
         "explained_untrained": untrained,
     }
+    checkpoint = getattr(ref, "name", opened.name)
+    if isinstance(ref, str | Path):
+        checkpoint = str(ref)
     return Parts(
-        checkpoint=str(ref) if isinstance(ref, str | Path) else getattr(ref, "name", opened.name),
+        checkpoint=checkpoint,
         predicts=held_out.predicts,
         shares=pl.DataFrame(share_rows, schema=SHARES),
         slopes=pl.DataFrame(slope_rows),

@@ -132,8 +132,9 @@ def whole(call: ObservedCall) -> Attention:
     batch, heads, queries, keys = call.shape
     (tile,) = call.tiles(size=max(1, batch * heads * queries * keys))
     shape = (batch, heads, queries, tile.logits.shape[-1])
-    visible = torch.ones(shape, dtype=torch.bool) if tile.visible is None else tile.visible
-    visible = visible.expand(shape)
+    visible = torch.ones(shape, dtype=torch.bool)
+    if tile.visible is not None:
+        visible = tile.visible.expand(shape)
     added = (tile.scores - call.capped(tile.logits)).masked_fill(~visible, 0)
     hidden_keys = keys - shape[-1]  # keys that no query may see are not in the tile
 
@@ -297,13 +298,14 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     """Return the probabilities of scores (B, H, I, J), without the shares of sinks (H,)."""
+    keys = scores.shape[-1]
     if sinks is not None:
-        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
-        scores = np.concatenate([scores, column], axis=-1)
+        sink_scores = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+        scores = np.concatenate([scores, sink_scores], axis=-1)
     highest = scores.max(axis=-1, keepdims=True)
     exponentials = np.exp(scores - highest)
     probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    return np.asarray(probabilities if sinks is None else probabilities[..., :-1])
+    return np.asarray(probabilities[..., :keys])
 
 
 def form_difference(block: Block, application: Application | None) -> float | None:

@@ -211,9 +211,9 @@ def spectrum_input(config: Any, request: InputRequest) -> Inputs:
     part = getattr(config, "audio_config", config)
     bins = next((getattr(part, key) for key in BINS if getattr(part, key, None)), 80)
     longest: Any = getattr(part, "max_source_positions", None)
-    has_one_length = longest is not None and hasattr(part, "num_mel_bins")
-    shape = (bins, 2 * longest) if has_one_length else (4 * request.length, bins)
-    return {"input_features": request.normal(*shape)}
+    if longest is not None and hasattr(part, "num_mel_bins"):
+        return {"input_features": request.normal(bins, 2 * longest)}
+    return {"input_features": request.normal(4 * request.length, bins)}
 
 
 # How a model's main input is made, by the name that `transformers` gives it.

@@ -77,8 +77,13 @@ class Snapshot(Checkpoint):
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """Return the copies of these parts, in float32, or in float64 for a float64 model."""
-        copies = (self._copies[part] for part in parts)
-        return [(copy if copy.element_size() == 8 else copy.float()).numpy() for copy in copies]
+        arrays = []
+        for part in parts:
+            copy = self._copies[part]
+            if copy.element_size() != 8:
+                copy = copy.float()
+            arrays.append(copy.numpy())
+        return arrays
 
     def is_finite(self, plan: AttentionPlan) -> bool:
         """Return whether all tensors of a block are finite."""

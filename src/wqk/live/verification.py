@@ -765,7 +765,9 @@ def _learned_scale(plan: AttentionPlan, logits: np.ndarray | None, products: np.
     scale = float((logits * products).sum()) / square_sum
     # Without the rounding of float64, so that equal blocks have learned equal scales.
     scale = float(f"{scale:.12g}")
-    return plan.score_scale if math.isclose(scale, plan.score_scale, rel_tol=1e-5) else scale
+    if math.isclose(scale, plan.score_scale, rel_tol=1e-5):
+        return plan.score_scale
+    return scale
 
 
 class _InDoublePrecision(Around):

@@ -362,9 +362,12 @@ class Stretches:
         """
         ends = np.flatnonzero(np.diff(rows) != 1)
         starts = rows[[0, *ends + 1]]
-        length = len(rows) // len(starts)
-        period = int(np.diff(starts)[0]) if len(starts) > 1 else length
-        return cls(int(starts[0]), length, period, len(starts))
+        count = len(starts)
+        length = len(rows) // count
+        period = length
+        if count > 1:
+            period = int(starts[1] - starts[0])
+        return cls(int(starts[0]), length, period, count)
 
     @property
     def indices(self) -> np.ndarray:

@@ -114,7 +114,9 @@ def digest_of_query(reference: str) -> str:
     except ValueError:
         return ""
     private = [pair for pair in pairs if not SIGNATURES.fullmatch(pair[0])]
-    return hashlib.blake2b(repr(private).encode(), digest_size=4).hexdigest() if private else ""
+    if not private:
+        return ""
+    return hashlib.blake2b(repr(private).encode(), digest_size=4).hexdigest()
 
 
 def _without_users(text: str, is_address: bool) -> str:
@@ -123,10 +125,14 @@ def _without_users(text: str, is_address: bool) -> str:
         start, slash, end = text.partition("/")
         if slash and re.search(rf"{AT}[\w-]+(\.[\w-]+)*(:\d+)?$", start):
             start = re.split(AT, start)[-1]
-        kept = (part if ":" not in part else re.split(AT, part)[-1] for part in end.split("/"))
-        return start + slash + "/".join(kept)
+        parts = end.split("/")
+        for number, part in enumerate(parts):
+            if ":" in part:
+                parts[number] = re.split(AT, part)[-1]
+        return start + slash + "/".join(parts)
     authority = re.split(r"[/\\?#]", text, maxsplit=1)[0]
-    remainder, host = text[len(authority) :], re.split(AT, authority)[-1]
+    remainder = text[len(authority) :]
+    host = re.split(AT, authority)[-1]
     # A password may hold any character, also those that end an authority.
     cut_short = authority == host and re.match(r"[?#]", remainder) and re.search(AT, remainder)
     if cut_short or not HOST.fullmatch(host):

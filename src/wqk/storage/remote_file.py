@@ -135,7 +135,9 @@ class RemoteFile:
     def want(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Start to fetch all bytes of half-open ranges that are neither held nor requested."""
         with self._lock:
-            missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
+            missing: list[tuple[int, int]] = []
+            for start, stop in ranges:
+                missing += self._missing(start, stop)
             joined = coalesce(missing)
             for start, stop in joined:  # gaps are fetched as well, so that spans stay apart
                 self._spans = [s for s in self._spans if s.start < start or s.stop > stop]

@@ -365,8 +365,10 @@ def files_of(location: str) -> str | None:
     """
     if is_bucket(location):
         objects = sorted(BucketFolder(location).deep.items())
+        if not objects:
+            return None
         text = repr([(name, *entry) for name, entry in objects])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest() if objects else None
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     path = Path(location)
     try:
         if not path.exists():

@@ -439,10 +439,9 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     """
     files: list[Path] = []
     for folder in map(Path, folders):
-        table_file = folder / "scores.parquet"
-        table_files = (
-            [table_file] if table_file.is_file() else sorted((folder / "parts").glob("*.parquet"))
-        )
+        table_files = [folder / "scores.parquet"]
+        if not table_files[0].is_file():
+            table_files = sorted((folder / "parts").glob("*.parquet"))
         if not table_files:
             raise TableError(
                 f"{folder}: contains no survey; expected a folder written by wqk survey --out"

@@ -248,7 +248,9 @@ class _Watch:
         self, callback: Callable[[str, str], None] | None, folder: str, error: Exception
     ) -> None:
         """Call a function with an error, once for each folder and reason."""
-        reason = str(error) if isinstance(error, WqkError) else f"unexpected {all_lines(error)}"
+        reason = f"unexpected {all_lines(error)}"
+        if isinstance(error, WqkError):
+            reason = str(error)
         if (folder, reason) not in self._reported and callback:
             callback(folder, reason)
         self._reported.add((folder, reason))
