@@ -347,3 +347,13 @@ def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, thr
     np.testing.assert_allclose(expected, -np.sort(-scores.ravel())[:5])
     actual = [pair.score for pair in matches.largest]
     np.testing.assert_allclose(actual, expected, rtol=1e-4)
+
+
+def test_a_system_that_does_not_report_its_free_memory_composes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels before 3.14 lack the number, and other systems the file."""
+    expected = wqk.compose(wqk.demo_model("induction")).frame
+    for content in ("MemTotal: 16 kB\n", "MemAvailable:"):
+        monkeypatch.setattr(composition.Path, "read_text", lambda *_, text=content: text)
+        assert wqk.compose(wqk.demo_model("induction")).frame.equals(expected)
