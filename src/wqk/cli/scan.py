@@ -325,16 +325,17 @@ def _print_placements(scans: Sequence[ScoreTable], named: bool = False) -> None:
     from rich.text import Text
 
     from wqk.cli import display
-    from wqk.tables.rendering import place
+    from wqk.tables.rendering import place, titles
 
     console = display.output()
+    titles_of_scans = titles([scan.frame.row(0, named=True) for scan in scans])
     without_place = []
-    for scan in scans:
+    for scan, title in zip(scans, titles_of_scans, strict=True):
         placements = place(scan)
         if not placements:
-            without_place.append(scan)
+            without_place.append(_without_rank(scan, title))
         for placement in placements:
-            names = [placement.name] if named else []
+            names = [title] if named else []
             if len(placements) > 1:
                 names.append(placement.stack)
             name = ", ".join(names)
@@ -344,18 +345,15 @@ def _print_placements(scans: Sequence[ScoreTable], named: bool = False) -> None:
             if placement.meaning:
                 console.print(Text.assemble((subject, "dim"), placement.meaning))
     if 0 < len(without_place) < len(scans):
-        models = ", ".join(map(_without_rank, without_place))
-        console.print(Text.assemble(("no rank: ", "dim"), models))
+        console.print(Text.assemble(("no rank: ", "dim"), ", ".join(without_place)))
 
 
-def _without_rank(scan: ScoreTable) -> str:
-    """Return the name of a checkpoint without a place among known models, and the reason."""
-    from wqk.tables.rendering import titles
+def _without_rank(scan: ScoreTable, title: str) -> str:
+    """Return the title of a checkpoint without a place among known models, and the reason."""
     from wqk.tables.schema import status_counts
 
-    (name,) = titles([scan.frame.row(0, named=True)])
     counts = status_counts(scan.frame["status"])
     for status in ("guessed", "random-looking"):
         if 2 * counts[status] >= len(scan):
-            return f"{name} ({status})"
-    return name
+            return f"{title} ({status})"
+    return title

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -88,6 +89,10 @@ def test_scans_of_several_models_name_the_model_of_a_rank_and_those_without(tmp_
     assert rank.startswith("rank of encoder among the paper's models: more symmetric than 18 of 24")
     assert meaning.startswith("encoder: A median symmetry of 0.60 is typical of")
     assert without == "no rank: fresh (random-looking)"
+    for name in "ab":
+        shutil.copytree(ENCODER, tmp_path / name / "last")
+    output = run("scan", tmp_path / "a" / "last", tmp_path / "b" / "last", width=200).output
+    assert all(f"\nrank of {name}/last among " in output for name in "ab")
 
 
 def test_a_model_is_shown_in_full() -> None:
