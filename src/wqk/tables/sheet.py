@@ -139,12 +139,20 @@ class SheetColumn:
         Heading in LaTeX, if a formula.
     optional
         Whether the column may be left out if lines are too short. The last column goes first.
+    whole
+        Whether text is never wrapped, as a number is not.
     """
 
     heading: str
     text: bool = False
     latex: str = ""
     optional: bool = False
+    whole: bool = False
+
+    @property
+    def wraps(self) -> bool:
+        """Return whether the cells of the column may be wrapped."""
+        return self.text and not self.whole
 
 
 @dataclass
@@ -307,7 +315,7 @@ class Sheet:
         needed = GAP * len(places)
         for place in places:
             width = max(self._widths(place))
-            if self.columns[place].text:
+            if self.columns[place].wraps:
                 width = min(width, narrowest)
             needed += width
         return needed
@@ -329,8 +337,8 @@ class Sheet:
                 Text(column.heading),
                 justify="left" if column.text else "right",
                 overflow="fold",
-                no_wrap=not column.text,
-                min_width=min(widths[place], NARROWEST) if column.text else widths[place],
+                no_wrap=not column.wraps,
+                min_width=min(widths[place], NARROWEST) if column.wraps else widths[place],
             )
         for row in self.rows:
             if self._is_heading(row):

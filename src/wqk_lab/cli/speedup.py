@@ -82,28 +82,43 @@ def lines_of(
     """Yield one line for each initialization, and an explanation of the numbers."""
     from rich.text import Text
 
-    from wqk.tables.sheet import Sheet
+    from wqk._console import counted
+    from wqk.tables.sheet import Sheet, SheetColumn
     from wqk_lab.runs.outcomes import is_uninformative, saving, verdict
-    from wqk_lab.runs.seeds import interval
+    from wqk_lab.runs.seeds import decimals, in_nats, interval
 
-    level = [] if below is None else [f"below {below:g}"]
-    names = ("start", "seeds", "difference", "p", "detectable", "speed-up", *level)
-    table = Sheet.of(*names, text=["start"])
+    columns = [
+        SheetColumn("start", text=True, whole=True),
+        SheetColumn("seeds", optional=True),
+        SheetColumn("difference"),
+        SheetColumn("p"),
+        SheetColumn("detectable", optional=True),
+        SheetColumn("speed-up"),
+    ]
+    if below is not None:
+        columns.append(SheetColumn(f"below {below:g}"))
+    table = Sheet(columns)
     for comparison in comparisons:
         difference, saved = (comparison.over_seeds(name) for name in FIELDS)
+        detectable = "–"
+        if difference.detectable is not None:
+            detectable = f"{difference.detectable:.{decimals([difference.detectable])}f}"
         table.add(
             comparison.start,
             str(difference.count),
-            interval(difference, "+.3f"),
+            in_nats(difference),
             "–" if difference.p is None else f"{difference.p:.2g}",
-            "–" if difference.detectable is None else f"{difference.detectable:.3f}",
+            detectable,
             "–" if is_uninformative(saved) else interval(saved, "+.0%"),
             *([] if below is None else [crossing(comparison)]),
         )
     first = comparisons[0]
     yield table
+    counts = sorted({len(comparison.runs) for comparison in comparisons})
+    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else counted(counts[0], "seed")
     note = (
-        f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed. "
+        f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed "
+        f"({seeds}). "
         f"Difference: {loss} loss in nats (smoothed over {smoothing:.0%} of the steps), mean and "
         "95 % interval; none for a single seed or equal differences. Speed-up: share of the steps "
         "saved until the loss, by a falling curve through it, reaches where the other ends."

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 from wqk.errors import MissingPackage, RunError
 from wqk_lab.runs.groups import comparable
-from wqk_lab.runs.seeds import LEVEL, Paired, interval
+from wqk_lab.runs.seeds import LEVEL, Paired, decimals, interval
 from wqk_lab.runs.speedup import StartSpeedUp, speedups
 
 if TYPE_CHECKING:
     from wqk.tables.run import Run
+
+
+# Equal differences of fewer nats than this are none: they are the rounding of losses.
+SAME_LOSS = 1e-6
 
 
 def verdict(comparison: StartSpeedUp) -> str:
@@ -28,6 +32,9 @@ def verdict(comparison: StartSpeedUp) -> str:
     >>> runs = tuple(SpeedUp(n, 2.0, 2.0 + d, 0, 0) for n, d in enumerate((-0.01, 0.01, 0.005)))
     >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
     'No difference found between paired and random; 0.032 nats would have been.'
+    >>> runs = tuple(SpeedUp(n, 2.0, 2.0 + d, 0, 0) for n, d in enumerate((-2e-4, 1e-4, 0.0)))
+    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
+    'No difference found between paired and random; 0.00047 nats would have been.'
     >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
     'paired and random have one common seed: too few to tell more than chance.'
     >>> runs = tuple(SpeedUp(n, 2.0, 1.5, 0.2, 0.2) for n in (1, 2))
@@ -40,8 +47,9 @@ def verdict(comparison: StartSpeedUp) -> str:
     if difference.count == 1:
         return f"{start} and {baseline} have one common seed: too few to tell more than chance."
     if difference.low is None or difference.high is None:
-        place = f"{abs(difference.mean):.3f} nats {side} {baseline}"
-        if abs(difference.mean) < 0.0005:
+        mean = abs(difference.mean)
+        place = f"{mean:.{decimals([mean])}f} nats {side} {baseline}"
+        if mean < SAME_LOSS:
             place = f"at the loss of {baseline}"
         return (
             f"{start} ends {place} in each of {difference.count} seeds: equal differences give no "
@@ -50,11 +58,14 @@ def verdict(comparison: StartSpeedUp) -> str:
     if difference.low <= 0 <= difference.high:
         detectable = ""
         if difference.detectable:
-            detectable = f"; {difference.detectable:.3f} nats would have been"
+            digits = decimals([difference.detectable])
+            detectable = f"; {difference.detectable:.{digits}f} nats would have been"
         return f"No difference found between {start} and {baseline}{detectable}."
     low, high = sorted((abs(difference.low), abs(difference.high)))
+    digits = decimals([low, high])
     return (
-        f"{start} ends {abs(difference.mean):.3f} nats [{low:.3f}, {high:.3f}] {side} {baseline}."
+        f"{start} ends {abs(difference.mean):.{digits}f} nats "
+        f"[{low:.{digits}f}, {high:.{digits}f}] {side} {baseline}."
     )
 
 

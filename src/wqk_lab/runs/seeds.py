@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TypeVar
@@ -69,6 +70,37 @@ def paired(differences: Sequence[float]) -> Paired:
         p=float(2 * t.sf(abs(mean) / error, degrees)),
         detectable=(quantile + power) * error,
     )
+
+
+def decimals(values: Iterable[float | None], least: int = 3) -> int:
+    """Return the number of decimals at which each value has two significant digits.
+
+    The number is at least ``least``. Values that are nearly zero next to the largest value have
+    fewer significant digits: the largest value has at most five.
+
+    Examples
+    --------
+    >>> decimals([-0.00045, 0.00053]), decimals([-0.2, 0.0004]), decimals([-0.5, 1e-9])
+    (5, 5, 5)
+    >>> decimals([0.25]), decimals([0.0]), decimals([None])
+    (3, 3, 3)
+    """
+    exponents = [math.floor(math.log10(abs(value))) for value in values if value]
+    if not exponents:
+        return least
+    return max(least, min(1 - min(exponents), 4 - max(exponents)))
+
+
+def in_nats(result: Paired) -> str:
+    """Return a mean difference of losses and the interval, with enough decimals for the ends.
+
+    Examples
+    --------
+    >>> in_nats(Paired(2, 3.9e-5, -4.5e-4, 5.3e-4)), in_nats(Paired(1, -0.5))
+    ('+0.00004 [−0.00045, +0.00053]', '−0.500')
+    """
+    ends = [result.mean] if result.low is None else [result.low, result.high]
+    return interval(result, f"+.{decimals(ends)}f")
 
 
 def interval(result: Paired, form: str) -> str:

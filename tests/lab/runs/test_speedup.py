@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from tests.command import run
 from tests.lab.figures.making import logged
 
+from wqk._console import plain
 from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run
+from wqk_lab.cli.speedup import lines_of
 from wqk_lab.runs.descent import descent, smoothed
 from wqk_lab.runs.outcomes import verdict
 from wqk_lab.runs.seeds import interval, paired
@@ -309,7 +311,10 @@ def test_the_table_of_the_command_is_that_of_the_comparison(tmp_path: Path) -> N
         assert rows[comparison.start] == cells
         assert f"\n {comparison.start} " in shown.stdout  # names begin in the first column
     text = " ".join(shown.stdout.split())
-    assert "Against random at step 400 of 400, seed by seed. Difference: held-out loss" in text
+    assert (
+        "Against random at step 400 of 400, seed by seed (3 seeds). Difference: held-out loss"
+        in text
+    )
     assert "(smoothed over 10% of the steps)" in text
     assert "Below 3: steps later than the baseline." in text
     assert verdict(comparisons[0]) in text
@@ -330,3 +335,18 @@ def test_an_interval_has_the_unit_of_the_differences(scale: float) -> None:
     assert result.low == pytest.approx(-0.0484 * scale, rel=1e-2)
     assert result.p == pytest.approx(0.0742, rel=1e-2)
     assert paired([scale, scale * (1 + 1e-12)]).low is None
+
+
+def test_small_differences_have_digits_and_a_label_is_whole() -> None:
+    changes = ((0.000078, 0.05), (-0.000035, -0.08))
+    runs = tuple(SpeedUp(seed, 3.0, 3.0 + d, saved) for seed, (d, saved) in enumerate(changes))
+    comparison = StartSpeedUp("symmetric, heads × 1", "random", 200, 200, runs)
+    table, note, sentence, *_ = lines_of([comparison], "held-out", 0.05)
+    shown = plain(table, width=80)
+    assert " symmetric, heads × 1  +0.00002 [−0.00070, +0.00074] " in shown
+    assert "detectable" not in shown  # nor the number of seeds, which the note has
+    assert "seed by seed (2 seeds)" in str(note)
+    assert "0.00080 nats would have been" in sentence
+    wide = plain(table, width=120)
+    assert "detectable" in wide
+    assert "0.00080" in wide

@@ -98,7 +98,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path, monkeypatch):
     assert "held-1" not in again.stderr
     assert open_run(tmp_path / "runs/random-1").metrics["step"].max() == 6
     # What is done is compared.
-    assert "Against random at step 6 of 6, seed by seed." in " ".join(again.stdout.split())
+    assert "Against random at step 6 of 6, seed by seed (1 seed)." in " ".join(again.stdout.split())
     assert "not compared" not in again.stderr
     # Another recipe under the same name is not mixed in.
     written(tmp_path, experiment(*CELLS, schedule="constant", batch=8))
