@@ -320,6 +320,21 @@ class AttentionPlan:
             yield Assumption(Aspect.INPUT_NORM, None, NAMES_ONLY)
 
 
+def part_names(plans: Iterable[AttentionPlan]) -> set[str]:
+    """Return the names of the tensors that contain the queries and keys of blocks.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> min(part_names(wqk.open(wqk.demo_model("encoder")).plans))
+    'roberta_prelayernorm.encoder.layer.0.attention.self.key.bias'
+    """
+    names: set[str] = set()
+    for plan in plans:
+        names.update(part.name for part in plan.parts)
+    return names
+
+
 def contents_of_attention(plans: Sequence[AttentionPlan], tensors: Iterable[str]) -> str:
     """Return the roles of a checkpoint's tensors in words; empty if some are not attention's.
 
@@ -336,11 +351,14 @@ def contents_of_attention(plans: Sequence[AttentionPlan], tensors: Iterable[str]
     unread = set(tensors)
     contents = []
     for role, plural in roles.items():
-        sides = [getattr(plan, role) for plan in plans]
-        parts = [part for side in sides if side is not None for part in side.parts]
-        if parts:
+        names: set[str] = set()
+        for plan in plans:
+            side = getattr(plan, role)
+            if side is not None:
+                names.update(part.name for part in side.parts)
+        if names:
             contents.append(plural)
-        unread -= {part.name for part in parts}
+        unread -= names
     if unread or not contents:
         return ""
     return f"{', '.join(contents[:-1])} and {contents[-1]}"

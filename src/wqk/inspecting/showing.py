@@ -158,15 +158,19 @@ def _pairs_by_strength(matrix: np.ndarray) -> list[tuple[int, int]]:
     values = matrix[first, second]
     order = np.argsort(-np.abs(values), kind="stable")  # NaN comes last
     count = int(np.isfinite(values).sum())
-    return [(int(first[place]), int(second[place])) for place in order[:count]]
+    finite = order[:count]
+    return list(zip(first[finite].tolist(), second[finite].tolist(), strict=True))
 
 
 def _table_of_pairs(matrix: np.ndarray, pairs: Sequence[tuple[int, int]]) -> Sheet:
     """Return a table of pairs of heads: the coupling, and the symmetry of both heads."""
     table = Sheet.of("heads", "coupling", "symmetry of the first", "of the second", text=["heads"])
     for first, second in pairs:
-        values = matrix[first, second], matrix[first, first], matrix[second, second]
-        table.add(f"{first} and {second}", *map(number, map(float, values)))
+        coupling = float(matrix[first, second])
+        first_symmetry = float(matrix[first, first])
+        second_symmetry = float(matrix[second, second])
+        values = map(number, (coupling, first_symmetry, second_symmetry))
+        table.add(f"{first} and {second}", *values)
     return table
 
 

@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -43,6 +42,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import LiveCheckpoint
 from wqk.errors import Advising, CheckpointError, FormError, RunError, called_as, required_by
 from wqk.families import AttentionPlan, Composed, Norm, Place, Projection, Side
+from wqk.families.plans import part_names
 from wqk.families.sides import Temperature
 from wqk.live.addresses import known_plans, network_of, opened_live, subject_of
 from wqk.live.logits import LogitMeter, Logits
@@ -338,8 +338,7 @@ class Clipper(Advising):
         weights = LiveCheckpoint(self._network())
         _require_own(weights, self._plans)
         if self.limit is not None:
-            parts = chain.from_iterable(plan.parts for plan in self._plans)
-            weights.require_stored({part.name for part in parts})
+            weights.require_stored(part_names(self._plans))
         self._without_softmax = opened.without_softmax
         self._path = None if path is None else Path(path)
         self._every, self._grouped, self._calls = every, grouped, 0

@@ -207,7 +207,8 @@ def _side_by_side(lines: list[list[Cell]]) -> list[list[Cell | Bar]]:
     half = (len(lines) + 1) // 2
     rows: list[list[Cell | Bar]] = []
     for left, right in zip_longest(lines[:half], lines[half:]):
-        rows.append([*left, *(right or [Cell("")] * len(left))])
+        blank = [Cell("")] * len(left)
+        rows.append([*left, *(right or blank)])
     return rows
 
 

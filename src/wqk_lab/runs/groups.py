@@ -225,7 +225,8 @@ def _gathered(ungrouped: Iterable[RunCell], names: Sequence[str]) -> list[list[R
     """Group cells that differ only in the named fields, in the order of each group's first cell."""
     groups: dict[str, list[RunCell]] = {}
     for cell in ungrouped:
-        groups.setdefault(json.dumps(cell.without(names), sort_keys=True), []).append(cell)
+        remaining_fields = json.dumps(cell.without(names), sort_keys=True)
+        groups.setdefault(remaining_fields, []).append(cell)
     return list(groups.values())
 
 
@@ -249,10 +250,11 @@ def _by_mode(runs: Iterable[Run]) -> list[tuple[RunCell, ...]]:
 
 def _mode_groups(groups: Sequence[tuple[RunCell, ...]]) -> list[ModeGroup]:
     titles = _titles([members[-1] for members in groups])
-    return [
-        ModeGroup(title, {cell.mode: cell for cell in members})
-        for title, members in zip(titles, groups, strict=True)
-    ]
+    mode_groups = []
+    for title, members in zip(titles, groups, strict=True):
+        cell_by_mode = {cell.mode: cell for cell in members}
+        mode_groups.append(ModeGroup(title, cell_by_mode))
+    return mode_groups
 
 
 def _titles(titled: Sequence[RunCell]) -> list[str]:
@@ -281,5 +283,7 @@ def _titles(titled: Sequence[RunCell]) -> list[str]:
 
 def _listed(runs: Sequence[Run], field: str) -> str:
     """Return, in words, the number of runs, and a field's values."""
+    if not runs:
+        return "no run"
     values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
-    return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"
+    return f"{len(runs)} runs ({field} {', '.join(values)})"

@@ -111,9 +111,14 @@ def interval(result: Paired, form: str) -> str:
     >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
     ('−0.50 [−0.75, +0.25]', '+50%')
     """
-    numbers = [result.mean] if result.low is None else [result.mean, result.low, result.high]
-    mean, *ends = (format(number, form).replace("-", "−") for number in numbers)
-    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+    def formatted(number: float) -> str:
+        return format(number, form).replace("-", "−")
+
+    mean = formatted(result.mean)
+    if result.low is None or result.high is None:
+        return mean
+    return f"{mean} [{formatted(result.low)}, {formatted(result.high)}]"
 
 
 def by_seed(*groups: Mapping[int, Value]) -> dict[int, tuple[Value, ...]]:
@@ -124,5 +129,9 @@ def by_seed(*groups: Mapping[int, Value]) -> dict[int, tuple[Value, ...]]:
     >>> by_seed({1: 2.0, 2: 3.0}, {3: 1.0, 1: 1.5})
     {1: (2.0, 1.5)}
     """
-    seeds = [seed for seed in groups[0] if all(seed in group for group in groups)]
-    return {seed: tuple(group[seed] for group in groups) for seed in seeds}
+    shared = set.intersection(*map(set, groups))
+    values_by_seed = {}
+    for seed in groups[0]:
+        if seed in shared:
+            values_by_seed[seed] = tuple(group[seed] for group in groups)
+    return values_by_seed

@@ -18,6 +18,7 @@ from wqk.attention.factors import Factor
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.families import AttentionPlan
+from wqk.families.plans import part_names
 from wqk.forms import BilinearForm
 from wqk.live.held_out import IGNORED
 from wqk.model import open as open_model
@@ -274,7 +275,7 @@ def obstacle(statement: Statement, evidence: Evidence) -> str:
     lacking = subject.missing
     if needs == "weights":
         plans = open_model(subject.model).plans
-        lacking = tuple({part.name for plan in plans for part in plan.parts} & {*lacking})
+        lacking = tuple(part_names(plans) & {*lacking})
     elif needs == "forward":  # the language-model head plays no part
         body = f"{subject.model.base_model_prefix}."
         lacking = tuple(name for name in lacking if name.startswith(body))

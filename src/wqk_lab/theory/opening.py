@@ -22,6 +22,7 @@ from wqk.errors import (
     first_line,
     required_by,
 )
+from wqk.families.plans import part_names
 from wqk.live.held_out import predicted_by
 from wqk.live.running import learned_positions, load_pretrained, most_positions, quiet
 from wqk.model import open as open_model
@@ -289,8 +290,7 @@ def _lack_of_weights(state: State) -> str:
         model = open_model(state.ref)
     except WqkError:
         return ""
-    read = {part.name for plan in model.plans for part in plan.parts}
-    if {*model.checkpoint.tensors()} - read:
+    if {*model.checkpoint.tensors()} - part_names(model.plans):
         return ""
     return (
         f"most statements need more than the checkpoint's queries and keys{demo_advice(state.ref)}"

@@ -23,6 +23,7 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import AttentionPlan
+from wqk.families.plans import part_names
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
 from wqk_lab.theory.evidence import StatementMeasure, cosine, of_layers
@@ -74,7 +75,7 @@ def parameter_gradients(
 @contextmanager
 def queries_and_keys_alone(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[None]:
     """Restrict gradients to the blocks' queries and keys, within the context."""
-    names = {part.name for plan in plans for part in plan.parts}
+    names = part_names(plans)
     frozen = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and name not in names:

@@ -347,8 +347,11 @@ def visible_gpus() -> list[str]:
 
 def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
     """Return `wqk_lab.runs.groups.comparable` for finished runs, by goal, the earliest first."""
-    by_goal: dict[int, list[Run]] = {}
+    runs_by_goal: dict[int, list[Run]] = {}
     for trial in trials:
         if trial.done:
-            by_goal.setdefault(trial.goal, []).append(open_run(trial.folder))
-    return [group for goal in sorted(by_goal) for group in comparable(by_goal[goal])]
+            runs_by_goal.setdefault(trial.goal, []).append(open_run(trial.folder))
+    groups: list[list[Run]] = []
+    for goal in sorted(runs_by_goal):
+        groups += comparable(runs_by_goal[goal])
+    return groups

@@ -96,7 +96,9 @@ def fine_tune(
             network.to(device)
             _train(network, tokenizer, task, settings, seed)
             results.append(judge(task, _predict(network, tokenizer, task, settings)))
-    values = {name: tuple(result[name] for result in results) for name in task.metrics}
+    values = {}
+    for name in task.metrics:
+        values[name] = tuple(result[name] for result in results)
     return TaskResult(str(model), task.name, tuple(seeds), values)
 
 
@@ -110,8 +112,10 @@ def differences(reference: TaskResult, candidate: TaskResult, metric: str) -> Pa
     >>> round(differences(one, other, "matthews").mean, 3)
     0.075
     """
-    sides = (dict(zip(of.seeds, of.metrics[metric], strict=True)) for of in (reference, candidate))
-    return paired([after - before for before, after in by_seed(*sides).values()])
+    reference_values = dict(zip(reference.seeds, reference.metrics[metric], strict=True))
+    candidate_values = dict(zip(candidate.seeds, candidate.metrics[metric], strict=True))
+    pairs = by_seed(reference_values, candidate_values).values()
+    return paired([candidate_value - value for value, candidate_value in pairs])
 
 
 def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
@@ -143,21 +147,26 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     """
     runs = {str(model): open_run(model) for model in models}
     cells = starts(list(runs.values()), "glue with more than two models", penalties=True)
-    named = {run.folder: model for model, run in runs.items()}
-    groups = {}
+    model_by_folder = {run.folder: model for model, run in runs.items()}
+    groups = {}  # seeds and models of each initialization, by seed
+    seeds_by_start = {}
     for start, cell in cells.items():
-        members = [(int(run.recipe.get("seed", 0)), named[run.folder]) for run in cell.runs]
+        members = []
+        for run in cell.runs:
+            members.append((int(run.recipe.get("seed", 0)), model_by_folder[run.folder]))
         groups[start] = sorted(members)
-    seeds = [[seed for seed, _ in group] for group in groups.values()]
-    if len(groups) > 2 or seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]):
-        listed = "; ".join(
-            f"{start} {seeds_of_start}" for start, seeds_of_start in zip(groups, seeds, strict=True)
-        )
+        seeds_by_start[start] = [seed for seed, _ in groups[start]]
+    first_seeds, second_seeds, *further_seeds = seeds_by_start.values()
+    has_repeated_seeds = len(set(first_seeds)) < len(first_seeds)
+    if further_seeds or first_seeds != second_seeds or has_repeated_seeds:
+        listed = "; ".join(f"{start} {seeds}" for start, seeds in seeds_by_start.items())
         raise RunError(
             "glue with more than two models compares two initializations, each with the same "
             f"seeds of pre-training, each once; got {listed}"
         )
-    steps = {step for run in runs.values() for step, _ in run.checkpoints[-1:]}
+    steps = set()
+    for run in runs.values():
+        steps |= {step for step, _ in run.checkpoints[-1:]}
     if len(steps) > 1:
         raise RunError(
             "glue compares runs at the same step; their last checkpoints are those of the steps "

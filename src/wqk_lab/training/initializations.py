@@ -47,10 +47,10 @@ def paired(shared: Shared, order: np.ndarray) -> Shared:
     array([2., 1., 3.])
     """
     even = len(shared) // 2 * 2
-    neighbors = shared[:even].reshape(-1, 2, *shared.shape[1:])[:, ::-1]
-    return np.concatenate(
-        [neighbors.reshape(even, *shared.shape[1:]), indefinite(shared[even:], order)]
-    )
+    head_shape = shared.shape[1:]
+    pairs = shared[:even].reshape(-1, 2, *head_shape)
+    neighbors = pairs[:, ::-1].reshape(even, *head_shape)
+    return np.concatenate([neighbors, indefinite(shared[even:], order)])
 
 
 def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:

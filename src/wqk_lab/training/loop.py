@@ -113,7 +113,9 @@ def run_loop(
         steps=recipe.saved_steps,
         logits=recipe.logits == "yes",
     )
-    clipper = None if recipe.qk_clip is None else Clipper(model, recipe.qk_clip, folder / CLIPS)
+    clipper = None
+    if recipe.qk_clip is not None:
+        clipper = Clipper(model, recipe.qk_clip, folder / CLIPS)
     log = MetricsLog(accelerator, recipe, folder, seconds, on_progress)
     tokenizer = tokenizer_files(store, recipe.block)
     scaler = accelerator.scaler
@@ -240,9 +242,13 @@ def learning_rate(recipe: Recipe, done: int) -> float:
     """
     if done < recipe.warmup:
         return recipe.learning_rate * done / recipe.warmup
-    share = (done - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    shapes = {"linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2, "constant": 1}
-    return recipe.learning_rate * shapes[recipe.schedule]
+    share = (done - recipe.warmup) / max(1, recipe.steps - recipe.warmup)  # of the steps after
+    factors = {
+        "linear": 1 - share,
+        "cosine": (1 + math.cos(math.pi * share)) / 2,
+        "constant": 1,
+    }
+    return recipe.learning_rate * factors[recipe.schedule]
 
 
 def training_batches(

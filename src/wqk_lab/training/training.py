@@ -299,6 +299,9 @@ def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
     from wqk_lab.training.models import available_precision
 
     device = accelerator.device
+    device_name = device.type
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
     return {
         "wqk": __version__,
         "python": platform.python_version(),
@@ -309,7 +312,7 @@ def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "kernels": {name: os.environ[name] for name in KERNELS if name in os.environ},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name,
         "precision": available_precision(recipe.precision),
         "processes": accelerator.num_processes,
         "threads": torch.get_num_threads(),

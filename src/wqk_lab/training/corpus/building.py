@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -160,7 +161,7 @@ def _usual_document(sources: Sequence[TextSource], options: CorpusOptions) -> st
 
     Each file is a document. A single file is split into paragraphs, so that some can be held out.
     """
-    files = [file for source in sources for file in source.files]
+    files = list(chain.from_iterable(source.files for source in sources))
     is_single = len(files) == len(sources) == 1 and ending(files[0]) == ".txt"
     return "paragraph" if is_single and options.held_out != 0 else "file"
 
@@ -281,9 +282,11 @@ def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
     def tokenize(shard: Path) -> tuple[int, int, int]:
         texts = _load(shard, "text")["text"].to_list()
         chunk = encoder(texts)
-        ids = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1])
-        tokens = pl.DataFrame({"tokens": ids}, schema={"tokens": pl.List(pl.UInt32)})
-        _save(shard.with_suffix(".tokens"), tokens)
+        ends = np.cumsum(chunk.lengths)
+        tokens_of_texts = np.split(chunk.tokens, ends[:-1])
+        schema = {"tokens": pl.List(pl.UInt32)}
+        frame = pl.DataFrame({"tokens": tokens_of_texts}, schema=schema)
+        _save(shard.with_suffix(".tokens"), frame)
         return len(texts), chunk.characters, len(chunk.tokens)
 
     # Threads suffice: the library releases the interpreter's lock while it works.
@@ -295,7 +298,8 @@ def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
 
 def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[TokenChunk]:
     """Yield all tokens of a split, shard by shard."""
-    in_split = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
+    is_in_held_out = pl.col("hash") < held_out
+    in_split = is_in_held_out if is_held_out else ~is_in_held_out
     for shard in _documents(work):
         frame = _load(shard, "hash", "length").hstack(_load(shard.with_suffix(".tokens")))
         frame = frame.filter(in_split)

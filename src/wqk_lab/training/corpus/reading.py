@@ -112,14 +112,13 @@ def _formats() -> str:
 def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[str]:
     """Yield the texts of a data set, streamed."""
     advice = "; " + hub.get("instead", "fetch its files elsewhere, and pass their folder")
-    files: dict[str, Any] = {}
     _require_network(name, hub, advice)
+    options = {"split": hub.get("split", "train"), "name": hub.get("subset")}
     if "listing" in hub:
         lines = read_rows(name, "text", "text", advice, data_files=hub["listing"])
-        files["data_files"] = [hub["files"].format(line) for line in lines]
-    column, split = field or hub.get("field", "text"), hub.get("split", "train")
-    subset = hub.get("subset")
-    yield from read_rows(name, column, hub["path"], advice, split=split, name=subset, **files)
+        options["data_files"] = [hub["files"].format(line) for line in lines]
+    column = field or hub.get("field", "text")
+    yield from read_rows(name, column, hub["path"], advice, **options)
 
 
 def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
@@ -251,16 +250,23 @@ def _json_lines(path: Path, field: str, document: str) -> Iterator[str]:
 
 
 def _csv(path: Path, field: str, document: str) -> Iterator[str]:
+    """Yield the values of a column of a CSV file."""
     with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
         names = next(csv.reader(lines), [])
     if field not in names:
         raise _no_field(str(path), field, names)
     with required_by(f"{path}:"):
         import datasets
-    # All values are text: "NA" can be a comment, and so can "12".
-    text = datasets.Features({field: datasets.Value("string")})
-    options: dict[str, Any] = {"usecols": [field], "keep_default_na": False, "features": text}
-    yield from read_rows(str(path), field, "csv", data_files=str(path), **options)
+    yield from read_rows(
+        str(path),
+        field,
+        "csv",
+        data_files=str(path),
+        usecols=[field],
+        # All values are text: "NA" can be a comment, and so can "12".
+        keep_default_na=False,
+        features=datasets.Features({field: datasets.Value("string")}),
+    )
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:
