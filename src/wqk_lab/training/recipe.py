@@ -276,8 +276,13 @@ class Recipe:
 
 def differences(before: Recipe, after: Recipe) -> list[str]:
     """Name the fields in which two recipes differ, as ``name: before → after``."""
+    return [f"{name}: {old} → {new}" for name, old, new in changes(before, after)]
+
+
+def changes(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
+    """Return the fields in which two recipes differ: name, value before and value after."""
     old, new = before.to_json(), after.to_json()
-    return [f"{name}: {old[name]} → {new[name]}" for name in old if old[name] != new[name]]
+    return [(name, old[name], new[name]) for name in old if old[name] != new[name]]
 
 
 def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:

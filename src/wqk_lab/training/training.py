@@ -21,7 +21,7 @@ from wqk_lab.training.conversion import Parent
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.models import OPTIMIZER
 from wqk_lab.training.progress import TrainingProgress
-from wqk_lab.training.recipe import Recipe, differences
+from wqk_lab.training.recipe import Recipe, changes, differences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -232,9 +232,12 @@ def _recipe_and_store(
         return recipe, TokenStore.open(corpus)
     run = open_run(folder)
     before = Recipe.from_json(run.recipe)
-    if recipe is not None and (changed := differences(before, recipe)):
+    if recipe is not None and (changed := changes(before, recipe)):
+        expected = ", ".join(f"{name} {old}" for name, old, _ in changed)
+        got = ", ".join(f"{name} {new}" for name, _, new in changed)
         raise RunError(
-            f"{folder}: a run resumes with its own recipe; this one differs in {'; '.join(changed)}"
+            f"{folder}: a run resumes with its own recipe; expected {expected}, as the run began, "
+            f"got {got}; leave the options that differ out, or begin a new run in another folder"
         )
     store = TokenStore.open(run.corpus["folder"] if corpus is None else corpus)
     if store.fingerprint != (fingerprint := run.corpus["fingerprint"]):
