@@ -323,3 +323,19 @@ def test_one_look_at_a_run_without_steps_names_the_folders_that_are_expected(tmp
     checkpoint(scored, 10)
     second = cli("watch", scored, "--once", "--out", tmp_path / "scores-of-10")
     assert "no complete checkpoint" not in second.stderr
+
+
+def test_a_half_written_step_is_tried_again_without_advice_on_the_file(
+    run: Path, tmp_path: Path
+) -> None:
+    checkpoint(run, 10)
+    torn = checkpoint(run, 20) / "model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1000])
+    shown = " ".join(cli("watch", run, "--once", "--out", tmp_path / "scores").stderr.split())
+    assert (
+        "truncated; it may still be being written, and the next wqk watch tries it again" in shown
+    )
+    assert "save the file again" not in shown
+    absent = cli("watch", tmp_path / "absent", "--once", "--out", tmp_path / "scores-of-absent")
+    assert "absent is not complete yet: there is no such folder" in absent.stderr
+    assert "being written" not in absent.stderr

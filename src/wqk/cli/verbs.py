@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -365,7 +365,7 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     from wqk.cli import display
     from wqk.scanning.surveys.watch import WATCHED
     from wqk.scanning.surveys.watch import watch as watch_run
-    from wqk.storage.references import is_url, redacted
+    from wqk.storage.references import is_url, redacted, step_in
     from wqk.tables.rendering import HEADLINE, label
 
     name = redacted(run).rstrip("/").rpartition("/")[2]
@@ -391,8 +391,13 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
         texts = (f"{label(n)} {value:.3f}" for n, value in medians.items() if value is not None)
         click.echo(f"step {step}: {', '.join(texts)}")
 
+    next_look = "the next look" if not options["once"] else "the next wqk watch"
+
     def wait(folder: str, reason: str) -> None:
-        display.say(f"{folder} is not complete yet: {reason}")
+        line = f"{folder} is not complete yet: {reason}"
+        if step_in(PurePath(folder).name) is not None:
+            line += f"; it may still be being written, and {next_look} tries it again"
+        display.say(line)
 
     every = f"{options['every']:g} seconds"
 

@@ -14,6 +14,7 @@ import polars as pl
 from wqk._files import exists
 from wqk._version import __version__
 from wqk.checkpoints import holds_weights, step_folders
+from wqk.checkpoints.files import DOWNLOAD
 from wqk.errors import (
     HubError,
     OutputError,
@@ -193,7 +194,7 @@ class _Watch:
 
     def _complete_folders(self) -> list[str]:
         """Return complete folders that are not yet scored, or changed since a failure."""
-        report = partial(self._report, self._on_wait)
+        report = self._report_waiting
         ready = []
         for folder in _steps_now(self.run, report):
             if folder in self._done:
@@ -243,6 +244,12 @@ class _Watch:
         """Return whether a checkpoint of this or a later step was scored or has failed."""
         tried = {folder for folder, files in self._failed.items() if files is not None}
         return any(_step(folder) >= step for folder in self._done | tried)
+
+    def _report_waiting(self, folder: str, error: Exception) -> None:
+        """Report an incomplete checkpoint, without advice on the file that a trainer may write."""
+        if isinstance(error, WqkError):
+            error = WqkError(str(error).removesuffix(f"; {DOWNLOAD}"))
+        self._report(self._on_wait, folder, error)
 
     def _report(
         self, callback: Callable[[str, str], None] | None, folder: str, error: Exception
