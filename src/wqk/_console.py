@@ -441,7 +441,7 @@ def _json_key(key: Any) -> str:
 
 
 def _plain_values(instance: Any) -> dict[str, Any]:
-    """Return a dataclass's fields, and the further properties that its class lists."""
+    """Return a dataclass's fields, and further properties from the list of the class."""
     fields = [field.name for field in dataclasses.fields(instance)]
     derived = getattr(instance, "derived", ())
     return {name: json_value(getattr(instance, name)) for name in (*fields, *derived)}

@@ -126,7 +126,7 @@ _sharers = 1
 
 
 def share_cores(processes: int) -> None:
-    """Set the number of processes that compute on these cores at the same time."""
+    """Set the number of processes that compute on the same cores at the same time."""
     global _sharers
     _sharers = processes
 

@@ -1,4 +1,4 @@
-"""Differences of the forms of two checkpoints: their size and their direction."""
+"""Differences of the forms of two checkpoints, in size and direction."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def _headings_of_terms(order: str) -> dict[str, str]:
 
 
 def _farthest_layer(layers: pl.DataFrame, several: bool) -> str:
-    """Sentence about the layer that moved most; with its stack if there are several stacks."""
+    """Sentence about the layer with the largest change; with several stacks, the stack."""
     row = layers.row(-1, named=True)
     stack = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if several else ""
     median = float(np.median(layers["moved"]))

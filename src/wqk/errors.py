@@ -122,7 +122,7 @@ class NonFiniteWeights(WqkError):
 
 
 class MissingPackage(WqkError):
-    """A function that needs an optional package, which is not installed.
+    """A function needs an optional package that is not installed.
 
     Attributes
     ----------

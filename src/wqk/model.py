@@ -236,7 +236,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
             raise CheckpointError(f"{self.name}: no attention with a softmax; it has {has}")
 
     def __iter__(self) -> Iterator[Block]:
-        """Yield all blocks of all stacks in order; each block reads its weights on demand."""
+        """Yield all blocks of all stacks in order; weights are read on demand."""
         return (Block(self.checkpoint, plan) for plan in self.plans)
 
     def __len__(self) -> int:
@@ -378,7 +378,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
 
     @property
     def _layer_count(self) -> int:
-        """Number of layers, if each has one block."""
+        """Number of layers, for models with one block in each layer."""
         places = [(block.stack, block.kind, block.layer) for block in self]
         if places != [(*places[0][:2], layer) for layer in range(len(places))]:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""One attention block: its heads as forms, coordinates of forms, terms that forms leave out."""
+"""One attention block: heads as forms, coordinates of forms, terms outside the forms."""
 
 from wqk.attention.block import Block, Head
 from wqk.attention.factors import Coordinates, Omission

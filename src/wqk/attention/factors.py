@@ -159,7 +159,7 @@ class Factor:
 
 
 def lack_of_values(plan: AttentionPlan) -> str:
-    """Return the reason why a block has no values and outputs: its family or its checkpoint."""
+    """Return the reason why a block has no values and outputs: the family or the checkpoint."""
     if not plan.rule.output:
         return f"family {plan.family} describes no values and outputs"
     names = plan.rule.output

@@ -62,7 +62,7 @@ def rounding_of(block: Block, factor: Factor, side: Side, roundings: float = 1.0
 
 
 def grid(dtype: str, values: np.ndarray) -> str:
-    """Return the coarsest number type that represents these values; it may be narrower than stored.
+    """Return the coarsest number type for these values, possibly narrower than the stored type.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def grid(dtype: str, values: np.ndarray) -> str:
 
 
 def lies_on(values: np.ndarray, kind: str) -> bool:
-    """Return whether a narrower type represents all of these values; float8 up to one scale."""
+    """Return whether a narrower type represents all values; float8, up to one scale."""
     if kind in MANTISSA:
         return _lies_on_float8(values, kind)
     single = values.astype(np.float32)

@@ -286,7 +286,7 @@ class Checkpoint(ABC):
         return None
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
-        """Announce that these parts will be read soon; a remote checkpoint starts fetching them."""
+        """Announce that parts will be read soon; a remote checkpoint starts to fetch."""
 
     def abandon(self) -> None:  # noqa: B027
         """Cancel announced reads; a remote checkpoint stops fetching."""
@@ -362,7 +362,7 @@ class Around(Checkpoint):
 
 
 class View(Around):
-    """A checkpoint with some tensors changed; all other tensors have their stored bytes."""
+    """A checkpoint with some changed tensors; all other tensors have the stored bytes."""
 
     changed: Container[str] = ()
 

@@ -245,7 +245,7 @@ def _whole(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _llama3_scaling(factor: Any, high: Any = 4, low: Any = 1, length: Any = 8192) -> dict[str, Any]:
-    """Return LLaMA 3.1's scaling of rotary positions, which these configurations only switch on."""
+    """Return LLaMA 3.1's scaling of rotary positions, switched on by these configurations."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -368,7 +368,7 @@ def _timm_table() -> Mapping[str, dict[str, Any]]:
 
 
 def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
-    """Complete models of nanoGPT speed runs, whose only configuration is their script."""
+    """Complete models of nanoGPT speed runs; their only configuration is a script."""
     code = opened.about.get("code")
     if not isinstance(code, str):
         return {}
@@ -393,7 +393,7 @@ def trainer_of(tensors: Mapping[str, TensorInfo]) -> str:
 
 
 def _torchtitan(opened: Opened) -> dict[str, Any]:
-    """Return the order of rotated dimensions, which torchtitan's code fixes for each model."""
+    """Return the order of rotated dimensions, as fixed for each model in torchtitan's code."""
     model = opened.config.get("converted_from")
     return {"rotary_half": isinstance(model, str) and model.startswith(("qwen", "gpt_oss"))}
 

@@ -517,7 +517,7 @@ def check_cover(key: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
 
 
 class BoxedTensor(NamedTuple):
-    """A tensor, and the boxes that cover it."""
+    """A tensor with the boxes that cover it."""
 
     name: str
     info: TensorInfo
@@ -527,7 +527,7 @@ class BoxedTensor(NamedTuple):
 def layers_of(
     name: str, shape: tuple[int, ...], dtype: str, chunks: Sequence[Chunk]
 ) -> list[BoxedTensor]:
-    """Return a tensor, or the tensors of the layers that are stacked in it."""
+    """Return a tensor, or the layers' tensors if the tensor is a stack of layers."""
     match = STACKED.fullmatch(name)
     if match is None or len(shape) < 2:
         return [BoxedTensor(name, _info(dtype, shape), list(chunks))]

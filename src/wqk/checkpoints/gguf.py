@@ -186,7 +186,7 @@ class _TensorEntry(NamedTuple):
 
 
 def _require_contiguous(entries: Sequence[_TensorEntry], alignment: int) -> None:
-    """Check that tensors are stored without gaps; llama.cpp loads no other files."""
+    """Check that tensors are stored without gaps, as llama.cpp requires."""
     expected: int | None = 0
     for name, info, offset in entries:
         if expected is not None and offset != expected:

@@ -1,4 +1,4 @@
-"""Formats of libraries other than transformers: names of their weights and configurations."""
+"""Formats of libraries other than transformers: names of weights and configurations."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class LiveCheckpoint(StateDict):
         return tensor
 
     def require_stored(self, names: Iterable[str]) -> None:
-        """Raise `CheckpointError` if any of these weights is computed from other parameters."""
+        """Raise `CheckpointError` if a weight is computed from other parameters."""
         for name in sorted(names):
             computed = self._computed.get(self._stored.get(name, name))
             if computed is not None:
@@ -293,7 +293,7 @@ class LiveCheckpoint(StateDict):
                 )
 
     def memory(self, name: str) -> Any:
-        """Return a value that is equal for two names of one parameter in memory."""
+        """Return a value that is the same for two names of one parameter in memory."""
         if name not in self._owners:
             return name
         tensor = self.current(name)
@@ -481,7 +481,7 @@ def _norms_queries(model: Any) -> bool:
 
 
 def _require_values(array: Any, name: str) -> None:
-    """Raise `CheckpointError` for a tensor whose values are not in this process."""
+    """Raise `CheckpointError` for a tensor without values in this process."""
     is_meta = getattr(array, "is_meta", False)
     if is_meta or hasattr(array, "full_tensor"):
         where = "on the meta device" if is_meta else "sharded over processes"

@@ -118,7 +118,7 @@ class Candidate:
 
     @property
     def words(self) -> set[str]:
-        """Words that distinguish the candidate in its module: ``add`` of ``add_q_proj``."""
+        """Words that distinguish the candidate within the module: ``add`` of ``add_q_proj``."""
         return set() if self.query == self.key else words_of(self.module) - {"q"}
 
     @property

@@ -45,7 +45,7 @@ def require_fitting(plan: AttentionPlan, tensors: Tensors) -> None:
 
 
 def _require_matching_heads(plan: AttentionPlan) -> None:
-    """Check that queries and keys have one head width, and key heads divide query heads."""
+    """Check for one head width, and for key heads that divide the query heads."""
     query, key = plan.query, plan.key
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
@@ -57,7 +57,7 @@ def _require_matching_heads(plan: AttentionPlan) -> None:
 
 
 def _require_equal_inputs(plan: AttentionPlan, tensors: Tensors) -> None:
-    """Check that queries and keys of self-attention read vectors of one width."""
+    """Check that queries and keys of self-attention have inputs of the same width."""
     query_width, key_width = (_input_width(side, tensors) for side in (plan.query, plan.key))
     if query_width != key_width:
         raise CheckpointError(
@@ -131,7 +131,7 @@ def _require_vectors(side: Side, input_width: int, tensors: Tensors) -> None:
 
 
 def _require_norm(norm: Norm, widths: tuple[int, ...], tensors: Tensors, meaning: str) -> None:
-    """Check that gains and biases have one of these widths, or the first width for each head."""
+    """Check the width of gains and biases: a given width, or the first width for each head."""
     for parts in (norm.gain, norm.bias):
         possible = widths if len(parts) == 1 else widths[:1]
         for part in parts:

@@ -80,7 +80,7 @@ def composite_types() -> Mapping[str, Mapping[str, str]]:
 
 
 def default_values(model_type: object) -> Mapping[str, Any]:
-    """Return the values that transformers uses for keys that a configuration omits.
+    """Return transformers' values for keys that a configuration omits.
 
     ``voxtral.text_config`` is also a type: its values are set by a class for one of its parts, in
     addition to the values of the part's type.
@@ -109,7 +109,7 @@ def unread_defaults(model_type: object) -> Mapping[str, Any]:
 
 
 def unread_keys(model_type: object) -> Sequence[str]:
-    """Return keys that families read, and that transformers ignores in models of a type.
+    """Return keys that families read, but transformers ignores in models of a type.
 
     Examples
     --------
@@ -190,7 +190,7 @@ def idle_reason(key: str) -> str | None:
 
 
 def keys_of(*rules: object) -> set[str]:
-    """Return all words in rules, which include the keys that the rules read."""
+    """Return all words in rules, including the keys that the rules read."""
     return {*READ, *ROTATIONS, *_words([msgspec.to_builtins(rule) for rule in rules])}
 
 

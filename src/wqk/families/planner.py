@@ -332,7 +332,7 @@ class _Planner:
         return replace(plan, missing=self.missing(plan, match))
 
     def missing(self, plan: AttentionPlan, match: Match) -> tuple[str, ...]:
-        """Return the names of tensors that models of the type have, but this layer lacks."""
+        """Return the names of tensors of the model type that this layer lacks."""
         has_no_norm = "norm" in plan.rule.rotary_only and plan.rotary is None
         names = []
         for role in always_present(self.config.own_type):

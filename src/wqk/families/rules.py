@@ -274,7 +274,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _require_roles_in_sections(self) -> None:
-        """Check that sections divide a fused tensor into one part of queries and one of keys."""
+        """Check the sections of a fused tensor: widths, and exactly one query and one key part."""
         if not self.fused or self.layout not in ("separate", "sectioned"):
             raise ValueError(
                 "'sections' are the parts of a 'fused' tensor, stored (out, in); expected 'fused' "
@@ -300,7 +300,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _require_latent(self) -> None:
-        """Check that attention through latents has all keys that describe the latents."""
+        """Check that attention through latents has all keys for the latents."""
         needed: tuple[str, ...] = LATENT_KEYS
         if self.query_inner:
             needed = (*LATENT_KEYS, "query_inner_norm")

@@ -153,7 +153,7 @@ def _layers_of_spelling(
     names: list[re.Match[str]],
     keyless: int,
 ) -> list[Match]:
-    """Return the layers whose query weights have these names; see `find_layers`."""
+    """Return the layers with query weights of these names; see `find_layers`."""
     all_prefixes = sorted({name["prefix"] for name in names})
     prefix = all_prefixes[0]
     if len(all_prefixes) > 1 and prefix:  # a tensor of exactly this name is the intended one
@@ -250,7 +250,7 @@ def _is_in_recurrence(stem: str, tensors: Tensors) -> bool:
 def _require_plain_weights(
     tensors: Tensors, prefix: str, spelling: str, indices: list[Index]
 ) -> None:
-    """Check that no layer stores its queries in another format, such as quantized."""
+    """Check that all layers store queries in the same format, for example not quantized."""
     pattern = re.compile(rf"{re.escape(prefix)}{_numbered(spelling)}\.(?!bias$).+")
     for match in filter(None, map(pattern.fullmatch, tensors)):
         if tuple(map(int, match.groups())) not in indices:
@@ -261,7 +261,7 @@ def _require_plain_weights(
 
 
 def _require_shared(prefix: str, spelling: str, tensors: Tensors) -> None:
-    """Check that a prefix that a family file omits precedes all attention of the model."""
+    """Check that the prefix omitted in a family file precedes all attention of the model."""
     if not prefix:
         return
     all_queries = [candidate.query for candidate in candidates(tensors)]

@@ -213,7 +213,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
         return form
 
     def _set_factors(self, query: Any, key: Any) -> None:
-        """Check two factors, widen them to one type, and keep them."""
+        """Check and store two factors, widened to a common type."""
         query, key = as_array(query), as_array(key)
         query_shape, key_shape = tuple(query.shape), tuple(key.shape)
         if min(query.ndim, key.ndim) < 2 or query_shape[-1] != key_shape[-1]:
@@ -259,7 +259,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @property
     def groups(self) -> BilinearForm:
-        """The forms, stacked such that a shared factor is stored once; see `wqk.Block.groups`."""
+        """The forms, stacked with each shared factor stored once; see `wqk.Block.groups`."""
         return self
 
     @property

@@ -357,7 +357,7 @@ def _verdict(kinship: Kinship) -> str:
 
 
 def _summary(kinship: Kinship) -> str:
-    """Return a sentence about the matched layers: their number, their places and their change."""
+    """Return a sentence about the matched layers: number, places and change."""
     matched = [match for match in kinship.matches if match.reference_layer is not None]
     places = "in place" if in_place(kinship.matches) else "in other places"
     order = "order" if all(map(_in_order, matched)) else "another order"

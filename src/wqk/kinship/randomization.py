@@ -168,7 +168,7 @@ def gather(
 def _result(
     name: str, share: float, totals: Float[np.ndarray, " n"], copy: float
 ) -> RandomizationResult:
-    """Return the result of a test that applies, from its totals over layers."""
+    """Return the result of an applicable test, from totals over layers."""
     actual = totals[0]
     by_chance = totals[1:]
     mean = by_chance.mean()

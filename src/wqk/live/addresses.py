@@ -161,7 +161,7 @@ class Address:
 
 
 class BlockIndex:
-    """Blocks by the modules that run their attention.
+    """Blocks by the modules that run the attention.
 
     Parameters
     ----------

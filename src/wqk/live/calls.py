@@ -60,7 +60,7 @@ class RunningModule(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A part of one attention: some sequences, all heads, some rows, and their visible keys."""
+    """A part of one attention: some sequences, all heads, some rows, and the visible keys."""
 
     sequences: slice
     rows: slice

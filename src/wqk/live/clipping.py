@@ -104,7 +104,7 @@ class Clipping(Result):
 
 
 class Reach(Enum):
-    """Logits of a block that change if one side, queries or keys, is multiplied."""
+    """Logits of a block that change with a factor on one side, queries or keys."""
 
     NONE = "no logits, or also logits of other blocks"
     LAYER = "the logits of all heads, by one factor"
@@ -522,7 +522,7 @@ def _side_factors(
 
 
 def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
-    """Return the logits that change if one side of a block is multiplied."""
+    """Return the logits that change with a factor on one side of a block."""
     if any(uses[use] > 1 for use in _uses_of(weights, side)):
         return Reach.NONE
     if (side.temperature and side.temperature.of_head) or side.norm is None:
@@ -536,7 +536,7 @@ def _reach(weights: LiveCheckpoint, side: Side, uses: Counter[Any]) -> Reach:
 def _side_scalings(
     weights: LiveCheckpoint, side: Side, factors: Float[np.ndarray, " heads"]
 ) -> list[Scaling]:
-    """Return the scalings that multiply a side's heads by their factors."""
+    """Return the scalings that multiply a side's heads by factors."""
     if (factors == 1).all():
         return []
     if side.temperature and side.temperature.of_head:

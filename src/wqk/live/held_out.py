@@ -1,4 +1,4 @@
-"""A model with its head, the blocks of text that it reads, and the loss of each block.
+"""A model with its head, the blocks of text to read, and the loss of each block.
 
 Axes: B blocks, N tokens, V vocabulary.
 """
@@ -151,7 +151,7 @@ class TokenSource(NamedTuple):
 
 @dataclass(frozen=True)
 class TextChoice:
-    """The text that a model reads, and the blocks to cut from the text.
+    """The choice of a text, and of the blocks to cut from the text.
 
     Attributes are those of `wqk.live.parts` with the same names; exactly one of ``text``,
     ``corpus`` and ``tokens`` is set.
@@ -222,7 +222,7 @@ def _masked(
 
 
 def _predicted_by_model(model: Any) -> Predicts:
-    """Return the tokens that a model predicts, by its class and its configuration."""
+    """Return the tokens that a model predicts, from its class and configuration."""
     class_name = type(model).__name__
     predicts = predicted_by(class_name)
     if class_name.endswith("ForPreTraining") and model.get_output_embeddings() is None:
@@ -382,7 +382,7 @@ def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """Return a new model of the same class and configuration; None if that is impossible."""
+    """Return a new model of the same class and configuration; None if impossible."""
     import copy
 
     import torch

@@ -22,7 +22,7 @@ ROUNDING, HALF_ROUNDING = 1e-5, 1e-2
 
 
 class AttentionCall(NamedTuple):
-    """One run of one block's attention, with the model's tensors."""
+    """One run of a block's attention, with the model's tensors."""
 
     plan: AttentionPlan
     module: Any  # the module that holds both projections
@@ -144,7 +144,7 @@ class Listener:
 
 
 def _modules_of(plan: AttentionPlan, modules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the modules that project a block's vectors, and the parent that attends."""
+    """Return the modules that project a block's vectors, and the parent with the attention."""
     sides = {"query": plan.query, "key": plan.key}
     if plan.value:
         sides["value"] = plan.value

@@ -75,7 +75,7 @@ class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
         return f"{quantity} {logit:.4g} ({title_of(name)}, head {head})"
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each layer, with the head None, and then for each of its heads."""
+        """Yield a row for each layer, with the head None, followed by rows for its heads."""
         for name, block in self.blocks.items():
             address = _address_columns(name)
             yield {**address, "head": None, **block.of_layer()}
@@ -371,7 +371,7 @@ class LogitMeter:
             return
 
     def _observed(self, call: ObservedCall) -> None:
-        """Measure a call, under each name of its block."""
+        """Record a call, under each name of the block."""
         if self._training and not call.modules[0].module.training:
             return
         for address in self._index.addresses(call):

@@ -459,7 +459,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
 
     @property
     def table(self) -> ScoreTable:
-        """All scores so far, including those of earlier sessions of the run."""
+        """All scores so far, including scores of earlier sessions of the run."""
         return read_table(self._scores)
 
     @property
@@ -506,7 +506,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
         return {f"wqk/{name}": value for name, value in logged.items()}
 
     def _warn_of_non_finite(self, snapshot: Snapshot, step: int) -> None:
-        """Warn that tensors of a snapshot have entries that are not finite."""
+        """Warn about tensors of a snapshot with entries that are not finite."""
         names = sorted(part.name for part in snapshot.non_finite)
         self._warn(
             "non-finite",

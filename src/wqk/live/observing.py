@@ -208,7 +208,7 @@ def _mode(observer: Observer) -> Any:
 
 
 def _observe(observer: Observer, operation: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation, and report the attention that it computes."""
+    """Run an operation, and report the computed attention."""
     name, tracer = _name(operation), observer._tracer
     modules = tuple(observer._running)
     if is_kernel(operation):
@@ -304,7 +304,7 @@ def uncompiled() -> Iterator[None]:
 
 @contextmanager
 def slow_path() -> Iterator[None]:
-    """Disable the fast path of `nn.MultiheadAttention`, which hides its attention."""
+    """Disable the fast path of `nn.MultiheadAttention`, which hides the attention."""
     import torch
 
     was_fast = torch.backends.mha.get_fastpath_enabled()

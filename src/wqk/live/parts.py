@@ -88,7 +88,7 @@ class PartDirection(NamedTuple):
 
 
 class PartJob(NamedTuple):
-    """Heads whose scores are changed, and the list of parts that replace their scores."""
+    """Heads with changed scores, and the list of parts that replace the scores."""
 
     place: ScorePlace
     replacements: list[ScorePart]
@@ -433,7 +433,7 @@ def _jobs(
     each_layer: bool,
     each_head: bool,
 ) -> list[PartJob]:
-    """Return the places whose scores are changed, each with the parts that replace its scores."""
+    """Return the places with changed scores, and the parts that replace the scores."""
     truncated = [ScorePart(f"rank {k}", 0, 1, "rank", k) for k in ranks]
     halves = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
     sized = [

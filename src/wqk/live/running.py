@@ -73,7 +73,7 @@ class InputRequest(NamedTuple):
         return EXAMPLES if self.tokens is None else 1
 
     def normal(self, *shape: int) -> np.ndarray:
-        """Return random numbers of this shape for each example."""
+        """Return random numbers of the given shape for each example."""
         return self.random.standard_normal((self.examples, *shape))
 
 

@@ -99,7 +99,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class VerifiedBlock:
-    """Comparison of one application of one block's attention."""
+    """Comparison of one application of a block's attention."""
 
     derived: ClassVar = ("verdict",)
 
@@ -454,7 +454,7 @@ def _verify_copy(opened: Model, batch: Any, tolerance: float, *, exact: bool) ->
 
 
 def _copy_of(module: Any) -> Any:
-    """Return a copy of a module, with the tensors that the module stores from its last pass.
+    """Return a copy of a module, including tensors from the module's last pass.
 
     Stored tensors may belong to a graph of gradients, and PyTorch cannot copy such tensors. A mode
     for this thread detaches them, without changes for other threads.
@@ -559,7 +559,7 @@ def _uses(applications: Sequence[Application]) -> Sequence[Application | None]:
 def _compare_block(
     block: Block, applications: Sequence[Application], tolerance: float
 ) -> Iterator[tuple[VerifiedBlock, Learned | None]]:
-    """Compare each application of a block; a block that did not run has one, without numbers."""
+    """Compare each application of a block; yield one empty comparison if there are none."""
     plan = block.plan
     sinks = block.read([plan.sinks])[0] if plan.sinks else None
     bounds = None if plan.rule.guess else block.ceiling()
@@ -771,7 +771,7 @@ def _learned_scale(plan: AttentionPlan, logits: np.ndarray | None, products: np.
 
 
 class _InDoublePrecision(Around):
-    """A checkpoint read as float64, so that folding a norm does not round."""
+    """A checkpoint read as float64, so that folded norms are not rounded."""
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         return [array.astype(np.float64) for array in self.inner.read(parts)]

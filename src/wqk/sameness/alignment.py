@@ -126,7 +126,7 @@ def _shapes(plans: Sequence[AttentionPlan]) -> dict[BlockGroup, _Shape]:
 def _renamed_stacks(
     reference_plans: Sequence[AttentionPlan], candidate_plans: Sequence[AttentionPlan]
 ) -> dict[BlockGroup, str]:
-    """Return the candidate's names of the stacks of the reference that have other names there."""
+    """Return the candidate's names of stacks, where different from the reference's names."""
     reference, candidate = _shapes(reference_plans), _shapes(candidate_plans)
     unpaired = {group: shape for group, shape in reference.items() if group not in candidate}
     unpaired_shapes = list(unpaired.values())

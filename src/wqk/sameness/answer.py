@@ -71,7 +71,7 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
 
     @property
     def commented_repair(self) -> str:
-        """The repair, after comments that explain its variables."""
+        """The code of the repair, after comments on its variables."""
         return sentences.commented(self.repair)
 
     @property

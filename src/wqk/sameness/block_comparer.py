@@ -118,7 +118,7 @@ class BlockComparer:
         return [plan for place, (plan, _) in enumerate(self._sources) if place != number]
 
     def _unexplained_circuits(self, number: int, source: int | None) -> tuple[str, ...]:
-        """Return the circuits of a block that its source layer does not explain."""
+        """Return the circuits of a block that the source layer does not explain."""
         if source is None:
             return CIRCUITS
         least = _least_alike(self._blocks[number])
@@ -129,7 +129,7 @@ class BlockComparer:
         )
 
     def _source_of(self, number: int) -> int | None:
-        """Return the number of the reference's other block with the scores of a block.
+        """Return the number of another reference block with the scores of a block.
 
         None if no other block has these scores.
         """
@@ -143,7 +143,7 @@ class BlockComparer:
         return None
 
     def _numbers_of_stack(self, number: int) -> list[int]:
-        """Return the numbers of the reference's other blocks of the same stack and kind."""
+        """Return the numbers of the reference's other blocks with the same stack and kind."""
         places = [plan.place for plan, _ in self._sources]
         stack = places[number].stack, places[number].kind
         return [
@@ -195,7 +195,7 @@ def _order_of_guess(pair: PlanPair, block: BlockComparison, causes: Sequence[Mis
 
 
 def _without_distances(block: BlockComparison) -> BlockComparison:
-    """Return a block as equal: its heads differ only in their order, which is ignored."""
+    """Return a block as equal, because a different order of heads is ignored."""
     return replace(
         block,
         unequal=(),

@@ -106,7 +106,7 @@ def settings_that_differ(models: Sequence[Model], everything: bool) -> Differing
 
 
 def formats_of_one_model(pairs: Sequence[PlanPair]) -> tuple[str, ...]:
-    """Return the formats with few bits that only one model uses for forms."""
+    """Return the formats with few bits in the forms of only one model."""
     reference_formats: set[str] = set()
     candidate_formats: set[str] = set()
     for reference, candidate in pairs:

@@ -45,7 +45,7 @@ class EqualCount(NamedTuple):
 
 
 class LoneBlocks(NamedTuple):
-    """Blocks of one model that the other model lacks.
+    """Blocks that exist in only one model.
 
     Attributes
     ----------
@@ -131,7 +131,7 @@ class BlockComparison:
 
     @property
     def wrong(self) -> set[str]:
-        """The circuits that differ, in their weights or in other parts of the block."""
+        """The differing circuits, in weights or in other parts of the block."""
         circuits = set(self.unequal)
         for mismatch in self.mismatches:
             if mismatch.verdict in NEXT_TO_WEIGHTS or "circuit" in mismatch.facts:
@@ -305,7 +305,7 @@ class Comparison:
 
     @property
     def different_blocks(self) -> tuple[BlockComparison, ...]:
-        """The blocks that differ."""
+        """The differing blocks."""
         return tuple(block for block in self.blocks if block.verdict is Verdict.DIFFERENT)
 
     @property
@@ -319,7 +319,7 @@ class Comparison:
 
     @property
     def differing(self) -> tuple[TensorComparison, ...]:
-        """The tensors outside the forms that differ."""
+        """The differing tensors outside the forms."""
         return tuple(tensor for tensor in self.tensors if tensor.outcome.differs)
 
     @property
@@ -332,7 +332,7 @@ class Comparison:
 
     @property
     def unrepaired(self) -> tuple[TensorComparison, ...]:
-        """The tensors outside the forms that differ, and that no step edits."""
+        """The differing tensors outside the forms that no step edits."""
         edited = {name for step in self.steps for name in step.edited}
         for cause in self.causes:
             if cause.mismatch.steps:
@@ -345,7 +345,7 @@ class Comparison:
 
     @property
     def alone(self) -> list[LoneBlocks]:
-        """The blocks that only one of the two models has."""
+        """The blocks that exist in only one of the models."""
         lone = [
             LoneBlocks(self.reference, self.missing, self.candidate),
             LoneBlocks(self.candidate, self.added, self.reference),
@@ -371,7 +371,7 @@ class Comparison:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """All distinct causes, each with its blocks; the most frequent cause first."""
+        """All distinct causes with their blocks; the most frequent cause first."""
         causes = _with_merges_joined(_causes_of_blocks(self.blocks), self.tensor_causes)
         causes += [Cause(setting, ()) for setting in self.settings]
         return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
@@ -398,7 +398,7 @@ class Comparison:
 
 
 def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
-    """Join the mismatches of blocks that have one cause.
+    """Join the mismatches of blocks with the same cause.
 
     Mismatches with steps are one cause if their reasons and their heads are equal; a reason lists
     the first heads alone. Other mismatches are one cause if their kinds are equal, because
@@ -427,7 +427,7 @@ def _heads_of(mismatch: Mismatch) -> Iterator[tuple[Any, ...]]:
 def _with_merges_joined(
     causes_of_blocks: Sequence[Cause], causes_of_tensors: Sequence[Cause]
 ) -> list[Cause]:
-    """Return all causes; causes of one wrong merge of an adapter are joined.
+    """Return all causes, with the causes of one wrong adapter merge joined.
 
     A mistake in attention and in other weights is one mistake with one repair.
     """

@@ -315,7 +315,7 @@ def _find_vectors(
     infos: Sequence[Mapping[str, TensorInfo]],
     locations: Locations,
 ) -> None:
-    """Find vectors that are parts of longer vectors, such as the biases of fused weights."""
+    """Find vectors that are parts of longer vectors, for example biases of fused weights."""
     reference, candidate = (
         _unfound_vectors(checkpoint, infos_by_name, location_by_name)
         for checkpoint, infos_by_name, location_by_name in zip(
@@ -343,7 +343,7 @@ def _add_parts_of_vectors(
     locations_of_whole: dict[str, str],
     locations_of_parts: dict[str, str],
 ) -> None:
-    """Add locations of vectors of one checkpoint that consist of vectors of the other."""
+    """Add locations of vectors that consist of vectors in the other checkpoint."""
     for name, vector in whole.items():
         names = [part_name for part_name, part in parts.items() if _contains(vector, part)]
         length = sum(len(parts[part_name]) for part_name in names)

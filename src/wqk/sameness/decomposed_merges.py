@@ -16,7 +16,7 @@ from wqk.sameness.tolerances import SAFETY, SAME_SHARE, UNEXPLAINED_BY_FACTORS
 
 
 def _wrong_merges(base: np.ndarray, update: DoraUpdate) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield a phrase for each mistake, and the weight (n, D) that the mistake produces."""
+    """Yield a phrase for each mistake, and the resulting weight (n, D)."""
     weight = base.astype(np.float64)
     product, magnitudes = update.product, update.magnitudes
     magnitude_by_row = magnitudes[:, None]

@@ -306,7 +306,7 @@ def _attempts(
 def _causes_of_forms(
     differences: Mapping[str, CircuitDifference], block: BlockWeights
 ) -> Iterator[Mismatch]:
-    """Yield the causes of differing circuits from their forms, or else their distance."""
+    """Yield the causes of differing circuits from their forms, or else the distance."""
     for circuit, difference in differences.items():
         for cause in difference.causes or (_distance_alone(difference),):
             if circuit == SCORES:

@@ -114,7 +114,7 @@ class _OrderSearch:
         self.sources: dict[str, str] = {}
 
     def _order_of_rows(self, name: str) -> np.ndarray | None:
-        """Return the reference's row for each row of the candidate, if their orders differ."""
+        """Return the reference's row for each row of the candidate, if the orders differ."""
         (expected,) = self._reference.read([Part(name)])
         (actual,) = self._candidate.read([Part(self._names[name])])
         return permutation(actual, expected, ALIKE)

@@ -106,7 +106,7 @@ def with_folded_mixers(
 
 
 def _folds(models: Sequence[Model], names: Mapping[str, str]) -> Iterator[Fold]:
-    """Yield the norms before mixers that have other gains in the candidate."""
+    """Yield the norms before mixers with other gains in the candidate."""
     reference, candidate = (model.checkpoint for model in models)
     offsets = _offsets(models[0])
     readers_by_layer = _readers_by_layer(models[0])
@@ -204,7 +204,7 @@ def _readers_by_layer(model: Model) -> dict[str, list[str]]:
 
 
 def fold_causes(model: Model, names: Mapping[str, str]) -> list[Cause]:
-    """Return the causes of weights that were not rescaled with the norm before them."""
+    """Return the causes of weights not rescaled with the norm before them."""
     checkpoint = model.checkpoint
     while isinstance(checkpoint, View) and not isinstance(checkpoint, FoldedMixers):
         checkpoint = checkpoint.inner

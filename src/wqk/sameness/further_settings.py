@@ -1,4 +1,4 @@
-"""Settings that differ between two configurations, and that no plan reads.
+"""Settings that differ between two configurations, but that no plan reads.
 
 The *path* of a setting is the sequence of keys that lead to the setting. Values with one meaning
 are equal: spellings of one function, a number and its rounding, a tied output head and a stored
@@ -184,7 +184,7 @@ def _ties_in_one(
     reference: Mapping[SettingPath, Any],
     candidate: Mapping[SettingPath, Any],
 ) -> Iterator[Mismatch]:
-    """Yield tied embeddings that only one configuration sets, if the output heads differ."""
+    """Yield tied embeddings in only one configuration, if the output heads differ."""
     for path in sorted(reference.keys() ^ candidate.keys()):
         ties = (reference.get(path), candidate.get(path))
         if path[-1] == TIED and True in ties and not _have_equal_heads(models, ties):

@@ -105,7 +105,7 @@ def _stacks(
     missing: Sequence[Place],
     added: Sequence[Place],
 ) -> Iterator[_Stack]:
-    """Yield the stacks that have some layers in both models, and some in only one model."""
+    """Yield stacks with some layers in both models, and some in only one model."""
     for stack, kind in dict.fromkeys((place.stack, place.kind) for place in (*missing, *added)):
         members = [
             (pair, block)

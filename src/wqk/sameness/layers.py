@@ -1,4 +1,4 @@
-"""Layers that were dropped, repeated or inserted: one cause for all layers that moved.
+"""Dropped, repeated or inserted layers: one cause for all layers that moved.
 
 The *source* of a layer of the candidate is the layer of the reference with the same weights.
 """
@@ -93,7 +93,7 @@ def moved_prefixes(pairs: Sequence[PlanPair], blocks: Sequence[BlockComparison])
 
 
 def alone_prefixes(pairs: Sequence[PlanPair], alone: Sequence[Place]) -> Iterator[str]:
-    """Yield the prefix of the names of the tensors of each layer that only one model has."""
+    """Yield the prefixes of tensor names of layers in only one model."""
     for place in alone:
         for plan, _ in pairs:
             prefix = layer_prefix(plan.query.tensor)
@@ -128,7 +128,7 @@ def with_tensors_of_layers(
 
 
 def moved_cause(block: BlockComparison) -> Mismatch | None:
-    """Return the cause of a layer that moved because other layers were dropped or repeated."""
+    """Return the cause of a layer that moved, because layers were dropped or repeated."""
     for cause in block.mismatches:
         if cause.verdict is Kind.LAYER and "missing" in cause.facts:
             return cause
@@ -194,7 +194,7 @@ def _numbered(layers: Sequence[int]) -> str:
 
 
 def _in_words(moved: Sequence[_LayerOrigin]) -> str:
-    """Return a phrase about layers that have the weights of other layers."""
+    """Return a phrase about layers with the weights of other layers."""
     layers = [layer.layer for layer in moved]
     sources = [layer.source for layer in moved if layer.source is not None]
     if len(layers) == 1:

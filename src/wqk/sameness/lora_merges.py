@@ -46,7 +46,7 @@ class MergeScale:
         return "alpha / √rank" if self.stabilized else "alpha / rank"
 
     def known_shares(self) -> Iterator[tuple[float, str]]:
-        """Yield known mistakes, each with the share of the product that results.
+        """Yield known mistakes, each with the resulting share of the product.
 
         Examples
         --------

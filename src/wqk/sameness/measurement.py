@@ -1,4 +1,4 @@
-"""Measurement of two blocks: their distance in each circuit, and the settings that differ."""
+"""Measurement of two blocks: the distance in each circuit, and differing settings."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class BlockMeasurement:
         return self._result(is_identical=len(equal) == len(CIRCUITS) and not has_sinks)
 
     def _differences_next_to_weights(self) -> Iterator[Mismatch]:
-        """Yield settings and sinks that differ, and tensors that the candidate lacks."""
+        """Yield differing settings and sinks, and missing tensors of the candidate."""
         yield from block_settings.other_settings(self.models, self.pair)
         yield from named_settings(self.models, self.pair)
         missing = cause_of_missing(self.pair, self.models)
@@ -207,7 +207,7 @@ class BlockMeasurement:
                 self.heads = np.maximum(self.heads, np.where(shares > 1, by_head, 0.0))
 
     def _wrong_groups(self) -> list[Mismatch]:
-        """Find columns with the scales of other groups; a format's tolerance may hide them."""
+        """Find columns with the scales of other groups, even within the format's tolerance."""
         query = Part(self.pair[1].query.tensor, ((0, 1),))
         if not self.checkpoints[1].regrouping(query):
             return []

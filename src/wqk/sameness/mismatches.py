@@ -136,7 +136,7 @@ class Mismatch:
 
     @property
     def is_close(self) -> bool:
-        """True if the blocks are as near to each other as a model and its further trained copy."""
+        """True if the blocks differ only as much as after further training."""
         return self.verdict is Kind.CLOSE
 
     def to_dict(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def scaled(factors: Sequence[float], width: int, uncertainty: float = 0.0) -> Mi
 
 
 def _root(factor: float, width: int) -> str:
-    """Name a factor that is the root of a width or its inverse; empty for any other factor."""
+    """Name a factor that is the root of a width or its inverse; empty for other factors."""
     root = math.sqrt(width)
     if math.isclose(factor, root, rel_tol=SAME_SHARE):
         return f"√{width}"

@@ -1,4 +1,4 @@
-"""Tensors of attention that all models of a type have, and that a file lacks."""
+"""Tensors of attention that all models of a type have, but a file lacks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _prefixes(reference_name: str, candidate_name: str) -> tuple[str, str]:
 
 
 def missing_in_both(models: Sequence[Model], pairs: Sequence[PlanPair]) -> Iterator[str]:
-    """Yield a note on tensors that models of this type have, and that both files lack."""
+    """Yield a note on tensors of this model type that both files lack."""
     titles: dict[str, None] = {}
     for pair in pairs:
         if pair[0].missing and pair[1].missing:

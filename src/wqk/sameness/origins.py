@@ -41,7 +41,7 @@ class Origin:
 
     @property
     def differing_words(self) -> tuple[str, str] | None:
-        """The words that differ in two names of one layer and expert; None for other names.
+        """The words that differ between two names of one layer and expert; else None.
 
         Examples
         --------
@@ -62,7 +62,7 @@ class Origin:
 
     @property
     def differing_number(self) -> NumberPair | None:
-        """The only number that differs in two names of one pattern; None for other names.
+        """The only number that differs between two names of one pattern; else None.
 
         Examples
         --------
@@ -91,7 +91,7 @@ class Origin:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """A key that all origins with one cause share.
+        """A key, equal for all origins with the same cause.
 
         Exchanged tensors of a layer are one cause for each pair of words, exchanged experts one
         cause for each layer, and exchanged layers one cause.

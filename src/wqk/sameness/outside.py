@@ -206,7 +206,7 @@ class _OutsideComparison:
         return tensors, unknown
 
     def tensors_with_stray_entries(self) -> Iterator[TensorComparison]:
-        """Yield tensors with single entries that differ, too few to change the forms.
+        """Yield tensors with single differing entries, too few to change the forms.
 
         Only blocks that are equal within their tolerance, but not bit by bit, can have such
         tensors.

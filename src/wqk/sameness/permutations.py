@@ -185,7 +185,7 @@ def reorders(heads: int, width: int, rotated: int) -> tuple[Reorder, ...]:
 
 
 def _shape_of_pairs(kind: ReorderKind, rotated: int) -> tuple[int, int]:
-    """Return the shape of a head's rotated dimensions before a reordering that transposes them."""
+    """Return the shape of a head's rotated dimensions before a transposing reordering."""
     half = rotated // 2
     return (half, 2) if kind is ReorderKind.HALF else (2, half)
 
@@ -308,7 +308,7 @@ def _name_of_sequences(
 
 
 def _in_words(sequence: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
-    """Describe the change of rows that a sequence of one or two reorderings undoes."""
+    """Describe a change of rows, undone by one or two reorderings."""
     if len(sequence) == 1:
         return _single_in_words(sequence[0], heads, sizes)
     first, last = sequence
@@ -331,7 +331,7 @@ def _in_words(sequence: tuple[Reorder, ...], heads: int, sizes: Sizes) -> str:
 
 
 def _single_in_words(reorder: Reorder, heads: int, sizes: Sizes) -> str:
-    """Describe the change of rows that one reordering undoes."""
+    """Describe a change of rows, undone by one reordering."""
     if reorder.kind is ReorderKind.HEADS:
         return _regrouped_in_words(reorder)
     if (reorder.heads, reorder.width) != (heads, sizes.width):
@@ -398,7 +398,7 @@ def name_permutation(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name an order that exchanges axes of a view; None for other orders."""
+    """Name an order that exchanges the axes of a view; None for other orders."""
     count = len(rows)
     start = np.arange(count)
     sample = evenly_spaced(count, FIRST_COMPARED)
@@ -419,7 +419,7 @@ def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name an order that is repeated in every stretch of rows; None for other orders."""
+    """Name an order with equal stretches of rows; None for other orders."""
     count = len(rows)
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}

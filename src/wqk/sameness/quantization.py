@@ -26,7 +26,7 @@ RESCALED = "equal codes, other scales"
 
 
 def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterator[Mismatch]:
-    """Find quantized weights of a block with codes of other weights, or with other scales."""
+    """Find quantized weights of a block with codes of other weights, or other scales."""
     if not any(plan.quantized for plan in pair):
         return
     beyond: dict[str, dict[str, float]] = {}

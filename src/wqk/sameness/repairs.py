@@ -395,7 +395,7 @@ def _moves(step: Step) -> list[Exchange | Recut]:
 
 
 def _joined_changes(changes: Iterable[Change]) -> list[Change]:
-    """Join changes with the same edit into one change of all their tensors."""
+    """Join changes with the same edit into one change of several tensors."""
     edits: dict[str, Edit] = {}
     names_by_code: dict[str, dict[str, None]] = {}
     for change in changes:
@@ -471,7 +471,7 @@ def wrapped(line: str) -> str:
 
 
 def for_each(names: Sequence[str], body: str) -> str:
-    """Return lines that run ``body`` for each name, with the variable ``name``.
+    """Return lines of a loop over names with ``body``, with the variable ``name``.
 
     Examples
     --------
@@ -501,7 +501,7 @@ def _for_names(names: Sequence[str], body: str) -> str:
 
 
 def _repetition(names: Sequence[str]) -> tuple[list[Template], list[int]] | None:
-    """Return templates and layers whose combinations are the names; None for other names."""
+    """Return templates and layers that generate the names; None for other names."""
     if not all(map(_can_be_template, names)):
         return None
     layers_by_template: dict[Template, list[int]] = {}

@@ -93,7 +93,7 @@ def _largest_distance(comparison: Comparison) -> str:
 
 
 def _different_blocks(comparison: Comparison, with_causes: bool) -> str:
-    """Return the number of blocks that differ, their causes and distances; else empty."""
+    """Return the number of differing blocks, with causes and distances; else empty."""
     differing = comparison.different_blocks
     if not differing:
         return ""
@@ -123,7 +123,7 @@ def _name_of_cause(cause: Cause) -> str:
 
 
 def _lone_blocks(blocks: LoneBlocks) -> str:
-    """Return the number of blocks that only one of the two models has."""
+    """Return the number of blocks that exist in only one model."""
     text = f"{counted(len(blocks.places), 'block')} only in {blocks.model}"
     is_tower = blocks.places[0].stack.startswith(("vision", "audio"))
     if is_tower and blocks.lacking.endswith(".gguf"):
@@ -132,7 +132,7 @@ def _lone_blocks(blocks: LoneBlocks) -> str:
 
 
 def _different_tensors(comparison: Comparison) -> str:
-    """Return the number of tensors outside the forms that differ, and their causes; else empty."""
+    """Return the number of differing tensors outside the forms, with causes; else empty."""
     texts = [f"{cause.mismatch.reason}, {cause.where}" for cause in comparison.tensor_causes]
     if comparison.unexplained:
         texts.append(few([*map(str, comparison.unexplained)], 1))
@@ -143,7 +143,7 @@ def _different_tensors(comparison: Comparison) -> str:
 
 
 def _different_settings(comparison: Comparison) -> str:
-    """Return the number of settings that differ, and the first of them; else empty."""
+    """Return the number of differing settings, and the first few; else empty."""
     settings = comparison.settings
     if not settings:
         return ""
@@ -197,12 +197,12 @@ def _moved_most(comparison: Comparison) -> str:
 
 
 def commented(repair: str) -> str:
-    """Return the code of a repair after comments that explain its variables."""
+    """Return the code of a repair, after comments on its variables."""
     return "\n".join([*_comments(repair), repair])
 
 
 def _comments(repair: str) -> Iterator[str]:
-    """Yield a comment for each variable that the code of a repair contains."""
+    """Yield a comment for each variable in the code of a repair."""
     if "tensors[" in repair:
         yield "# tensors: the candidate's, by name"
     if "reference[" in repair:

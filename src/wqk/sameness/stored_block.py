@@ -131,7 +131,7 @@ class StoredBlock:
         return True
 
     def _add_stored_weights(self, name: str, reference: Side, candidate: Side) -> None:
-        """Add the tensors of a side that both models store the same way."""
+        """Add the tensors of a side that both models store in the same way."""
         sources = reference.projection.roles
         targets = candidate.projection.roles.values()
         for (projection_role, source), target in zip(sources.items(), targets, strict=True):
@@ -143,7 +143,7 @@ class StoredBlock:
                 self._tensor(target.name, source.name, Role(name), candidate, copies_source=True)
 
     def _add_positions(self) -> None:
-        """Add the weights of scores of positions, if both models store them the same way."""
+        """Add the weights of position scores, if both models store them in the same way."""
         reference, candidate = (plan.positional for plan in self.plans)
         if self.has_same_layout and reference is not None and candidate is not None:
             self._add_weight("positions of queries", reference.query, candidate.query)

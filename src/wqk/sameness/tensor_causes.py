@@ -173,7 +173,7 @@ def _with_reason(tensor: TensorComparison, reason_of: Mapping[str, str]) -> Tens
 def _under_their_names(
     models: Sequence[Model], tensors: Sequence[TensorComparison], names: Mapping[str, str]
 ) -> Iterator[TensorComparison]:
-    """Join the two records of a tensor that has different shapes under one name.
+    """Join the two records of a tensor with different shapes under one name.
 
     A transposed tensor is found by its numbers. If both models are of one type, they read the
     tensor the same way, and the transposition is a difference.
@@ -197,7 +197,7 @@ def _under_their_names(
 
 
 def _are_of_one_type(models: Sequence[Model]) -> bool:
-    """Return whether both configurations name one model type, with the same tensors."""
+    """Return whether both configurations have the same model type, with the same tensors."""
     types = [model.checkpoint.config.get("model_type") for model in models]
     return types[0] is not None and types[0] == types[1]
 
@@ -218,7 +218,7 @@ def _norms(plan: AttentionPlan, names: Mapping[str, str]) -> Iterator[str]:
 def _with_norms(
     block: BlockComparison, norms: set[str], causes: Sequence[Cause]
 ) -> BlockComparison:
-    """Return a block; if its norms are wrong, with the cause that was found for them."""
+    """Return a block, with the cause of its wrong norms, if any."""
     of_norms = [cause.mismatch for cause in causes if not norms.isdisjoint(cause.outside)]
     if not of_norms or block.verdict is not Verdict.DIFFERENT:
         return block

@@ -106,7 +106,7 @@ def _find_arithmetic(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | N
 
 
 def _find_added_constant(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
-    """Return the edit that undoes an added constant; None without such a constant."""
+    """Return the edit that undoes an added constant; None if there is no constant."""
     stride = max(1, actual.size // SAMPLED_ENTRIES)
     differences = (actual - expected).ravel()
     fitted = float(np.median(differences[::stride]))

@@ -154,7 +154,7 @@ class TensorSearch:
                 yield name
 
     def moved(self, wrong: Sequence[str]) -> Iterator[TensorFinding]:
-        """Find wrong tensors that contain the numbers of other tensors of the reference."""
+        """Find wrong tensors with the numbers of other tensors of the reference."""
         checkpoints = self._reference, self._candidate
         origins = find_origins(checkpoints, self._names, dict.fromkeys(wrong))
         by_group: dict[tuple[str, ...], list[Origin]] = {}
@@ -164,7 +164,7 @@ class TensorSearch:
             yield from self._moved_together(members)
 
     def _moved_together(self, origins: Sequence[Origin]) -> Iterator[TensorFinding]:
-        """Find the cause of tensors that moved together, and the steps that undo the move."""
+        """Find the cause of tensors that moved together, and the steps of the repair."""
         source_of = {origin.target: origin.source for origin in origins}
         sources = {*source_of.values()}
         is_permutation = sources == {*source_of} and len(sources) == len(source_of)
@@ -178,7 +178,7 @@ class TensorSearch:
         yield TensorFinding(kind, reason, tuple(source_of), (step,))
 
     def missing(self, names: Iterable[str]) -> Iterator[TensorFinding]:
-        """Find the names that the candidate should have for its missing tensors."""
+        """Find the right names for tensors that the candidate lacks."""
         for name in names:
             stored = self._name_of_missing(name)
             if stored is not None and stored not in self._candidate.tensors():
@@ -239,7 +239,7 @@ class TensorSearch:
     # -- rows of several tensors -----------------------------------------------------------
 
     def recut(self, wrong: Iterable[str]) -> Iterator[TensorFinding]:
-        """Find tensors of one module that were joined and cut at wrong rows or columns."""
+        """Find joined tensors of a module that were cut at wrong rows or columns."""
         modules: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         for name in wrong:
             shape = self._reference.info(name).shape

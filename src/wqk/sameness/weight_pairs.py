@@ -352,7 +352,7 @@ class WeightPair:
         return bool(root_mean_square(distance) < half_step / math.sqrt(3))
 
     def facts_of_heads(self, heads: Sequence[int]) -> dict[str, tuple[int, ...]]:
-        """Return heads of this weight, and the query heads that use them, by name.
+        """Return the heads of this weight, and the query heads of each, by name.
 
         Terms of positions have no names of their own for heads.
         """

@@ -220,7 +220,7 @@ def _sums(fits: Mapping[str, NormalEquations]) -> _Sums | None:
 def _common_coefficients(
     fits: Sequence[NormalEquations], candidates: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Return the coefficients that explain the most tensors, fitted to all these tensors."""
+    """Return the coefficients that explain the most tensors, from a fit to all of these."""
 
     def count_of_explained(coefficients: np.ndarray) -> int:
         return sum(fit.is_explained_by(coefficients) for fit in fits)

@@ -14,7 +14,7 @@ class ByteSource(Protocol):
 
     @property
     def identity(self) -> Any:
-        """Value that no other content has; None if the source has no such value."""
+        """Unique value of the content; None if the source has no such value."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, or raise `CheckpointError`."""

@@ -127,7 +127,7 @@ def place_on_hub(url: str, token: str | bool | None) -> Location:
 
 
 def asked(ask: Callable[[], T], revision: str | None) -> T:
-    """Ask the Hub, repeat if that may help, and turn each error of the Hub into one line."""
+    """Ask the Hub, repeat if useful, and turn each error of the Hub into one line."""
     from huggingface_hub import errors
 
     refusals: dict[type[Exception], str] = {
@@ -206,7 +206,7 @@ def started(call: Callable[[], T]) -> Future[T]:
 
 
 def connect_to_hub() -> None:
-    """Open a connection to the Hub or to its proxy; `OSError` if that fails."""
+    """Open a connection to the Hub or to its proxy; `OSError` on failure."""
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)

@@ -16,7 +16,7 @@ MOST_OPEN = 64
 
 
 class Identity(NamedTuple):
-    """Identity of a file in its present state; no other file or state has the same."""
+    """Identity of a file in its present state, different for every other file or state."""
 
     device: int
     inode: int

@@ -46,7 +46,7 @@ class ByteSpan(NamedTuple):
 
     @property
     def outcome(self) -> bytearray | BaseException | None:
-        """The bytes, if they are only in memory, or the reason why they were not fetched."""
+        """The bytes, if only in memory, or the reason of a failure."""
         if self.coming is None or not self.coming.done():
             return None
         if self.coming.cancelled():
@@ -107,7 +107,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str | None:
-        """Value that no other content has; None if the server reports no such value."""
+        """Unique value of the content; None if the server reports no such value."""
         if self._content is not None:
             return self._content
         address = self._location.address if self._location else self.name
@@ -316,7 +316,7 @@ class RemoteFile:
 
 
 def coalesce(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that overlap, touch or are so near that one request is cheaper than two.
+    """Join ranges that overlap, touch, or are so close that one request costs less than two.
 
     Examples
     --------
@@ -334,7 +334,7 @@ def coalesce(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def split(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Cut ranges that are too large for one request into equal pieces.
+    """Cut ranges above the limit of one request into equal pieces.
 
     Examples
     --------

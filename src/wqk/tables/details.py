@@ -229,7 +229,7 @@ def _norms(file: Mapping[str, np.ndarray], name: str, unit: float) -> np.ndarray
 def _array(
     file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int, least: int = 1
 ) -> np.ndarray:
-    """Return an array of the file after checks of its type, its number of axes and its size."""
+    """Return an array of the file after checks of type, number of axes and size."""
     array = file[name]
     if array.dtype != dtype or array.ndim != axes or array.size < least:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""``wqk lab claims``: the paper's claims with the records that decide them."""
+"""``wqk lab claims``: the paper's claims, with evidence."""
 
 from __future__ import annotations
 

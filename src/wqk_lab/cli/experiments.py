@@ -136,7 +136,7 @@ def _print_table(trials: Sequence[Trial], speed: float | None, *, measure: bool)
 
 
 def _costs(trials: Sequence[Trial], speed: float | None, *, measure: bool) -> str:
-    """Return a sentence on the unfinished runs: operations, and the time that these take."""
+    """Return a sentence on the unfinished runs: operations and time."""
     from wqk.cli.survey import duration
     from wqk_lab.training.costs import flops_left, speed_of_runs
 

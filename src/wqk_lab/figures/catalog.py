@@ -1,4 +1,4 @@
-"""All figures by name: the source of their numbers, and the function that draws them."""
+"""All figures by name: the source of the numbers, and the function that draws the figure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureEntry:
-    """A figure: its numbers as a frame in long form, and the function that draws them."""
+    """A figure: the numbers as a frame in long form, and the function that draws the figure."""
 
     numbers: Callable[[Sources], pl.DataFrame]
     draw: Callable[..., Figure]

@@ -1,4 +1,4 @@
-"""Runs that continue another run: scores of forms and of their changes, by steps of conversion."""
+"""Conversions of runs: scores of forms and of changes, by steps of conversion."""
 
 from __future__ import annotations
 

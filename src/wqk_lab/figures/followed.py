@@ -77,7 +77,7 @@ def followed_runs(table: ScoreTable, folder: Path | None = None) -> list[Followe
 
 
 def _model(checkpoint: str | None, step: int) -> str:
-    """Return a checkpoint's name without the folder that is named after its step."""
+    """Return a checkpoint's name without the step's folder."""
     path = PurePath(checkpoint or "unnamed")
     has_step = path.name.rstrip("0123456789") != path.name and path.name.endswith(str(step))
     return str(path.parent) if has_step and path.parent.name else str(path)
@@ -140,7 +140,7 @@ def followed_groups(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
 
 
 def titles_of_runs(runs: Sequence[Run]) -> list[str]:
-    """Return the name of each followed run, with its stack if two stacks have the same name.
+    """Return the name of each followed run; runs of one name also have the stack.
 
     Raises
     ------

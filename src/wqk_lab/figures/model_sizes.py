@@ -252,7 +252,7 @@ def _published_rows() -> pl.DataFrame:
 
 
 def _own_rows(table: ScoreTable | None, sizes: Mapping[str, int]) -> pl.DataFrame:
-    """Return one row for each encoder and decoder in a score table; ``sizes`` replace its sizes."""
+    """Return one row for each encoder and decoder of a score table; ``sizes`` have precedence."""
     if table is None:
         return pl.DataFrame(schema=ATLAS_COLUMNS)
     rows = summarize(latest(_whole_models(table, sizes)))

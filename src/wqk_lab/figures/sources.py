@@ -113,7 +113,7 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
 
 
 def _folders_with(file_name: str, path: Path) -> list[Path]:
-    """Return a folder if it contains a file; otherwise the folders within it that contain one."""
+    """Return a folder with a file of this name, or else its subfolders with such a file."""
     if (path / file_name).is_file():
         return [path]
     return sorted(file.parent for file in path.glob(f"*/{file_name}"))

@@ -98,7 +98,7 @@ class ModeGroup:
 
 
 def cells(runs: Iterable[Run]) -> list[RunCell]:
-    """Group runs that differ only in their seed, in the order of each group's first run.
+    """Group runs that differ only in seed, in the order of each group's first run.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The paper's statements as computations, each with its assumption."""
+"""The paper's statements as computations, with their assumptions."""
 
 import lazy_loader
 

@@ -20,7 +20,7 @@ from wqk.live.listening import AttentionCall, Listener
 
 
 class BlockUses(NamedTuple):
-    """All uses of one block in a pass: one use, unless layers share their weights."""
+    """All uses of one block in a pass; several if layers share weights."""
 
     uses: list[AttentionCall]
     mixed: list[Any]  # what W_o is given: the heads' Σ_j α_ij v_j side by side, (B, I, H · R)
@@ -72,7 +72,7 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
 def require_records(
     model: Any, plans: Sequence[AttentionPlan], records: Sequence[BlockUses]
 ) -> None:
-    """Check that every block has reported the attention that multiplies its values.
+    """Check that every block has reported the attention that multiplies the values.
 
     Raises `TheoryError` with the first layer that did not run, or did not report its attention.
     """

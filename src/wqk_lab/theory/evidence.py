@@ -42,7 +42,7 @@ NUMBERS_IN_A_PASS = 2**20
 
 
 class LayerUpdate(NamedTuple):
-    """The update of one self-attention layer on one batch."""
+    """The update of a self-attention layer on a batch."""
 
     inputs: np.ndarray  # x, of the query and the key projections, (B, N, D)
     beta: np.ndarray  # β, summed over heads, (B, N, N)
@@ -180,7 +180,7 @@ class Evidence:
         return [np.asarray(labels != IGNORED) for _, labels in self.subject.examples()]
 
     def label(self, plan: AttentionPlan) -> str:
-        """Return a layer's name: its number, after its stack if the model has several stacks."""
+        """Return a layer's name: the stack, if there are several, and the number."""
         stacks = {p.stack for p in self.plans}
         if len(stacks) > 1:
             return f"{plan.stack} {plan.layer}"

@@ -147,7 +147,7 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
 
 
 def blocks_of(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Block]:
-    """Return the blocks of these plans, with their queries and keys read."""
+    """Return the blocks of these plans, with queries and keys read."""
     blocks = [Block(checkpoint, plan) for plan in plans]
     for block in blocks:
         block.weights()
@@ -340,7 +340,7 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> LayerGradient:
-    """Join the recorded applications of one block, with the errors of their probabilities."""
+    """Join the recorded applications of a block, with the errors of probabilities."""
     tokens, contexts = record.uses[0].attention.shape[-2:]
 
     # Where a layer projects one tensor to queries, keys and values, its array is kept once.

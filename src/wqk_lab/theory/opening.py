@@ -250,7 +250,7 @@ def _require_mask(text: Text, outline: _Outline) -> None:
 
 
 class _Problems:
-    """Errors of several checks, which are reported together."""
+    """Errors of several checks, to be reported together."""
 
     def __init__(self) -> None:
         self.errors: list[WqkError] = []
@@ -264,7 +264,7 @@ class _Problems:
             return None
 
     def report(self, state: State, corpus: str) -> None:
-        """Raise all errors as one, with the weights that the checkpoint lacks."""
+        """Raise all errors as one, with the checkpoint's missing weights."""
         if not self.errors:
             return
         # The message begins with the name of the model, and has no room to repeat the name.
@@ -387,7 +387,7 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
 
 def _objective(config: Any) -> ObjectiveName:
-    """Return the objective of an architecture, from its name, or from the models of its type."""
+    """Return the objective of an architecture, from its name or from models of its type."""
     for predicts in map(predicted_by, config.architectures or ()):
         if predicts in ("masked", "causal"):
             return predicts

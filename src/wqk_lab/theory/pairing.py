@@ -78,7 +78,7 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
 
 
 def _each_in_turn(predicted: Bool[Array, "batch tokens"]) -> bool:
-    """Return whether every N consecutive examples predict their N tokens, one token each."""
+    """Return whether every N consecutive examples predict N tokens, one token each."""
     examples, tokens = predicted.shape
     if examples % tokens:
         return False

@@ -221,14 +221,14 @@ def study(
 
 
 def _reporting_batches(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:
-    """Return a function that reports the batches whose gradients are computed."""
+    """Return a function that reports the progress of gradients over batches."""
     if on_progress is None:
         return None
     return partial(on_progress, "gradients of batches")
 
 
 def _lack(evidence: Evidence) -> str:
-    """Return a note on tensors that a checkpoint lacks, and on statements that need them."""
+    """Return a note on missing tensors of a checkpoint, and on statements that need them."""
     subject = evidence.subject
     if not subject.missing:
         return ""

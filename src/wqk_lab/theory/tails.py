@@ -78,7 +78,7 @@ def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tails_of(forms: Mapping[str, Iterable[BilinearForm]], unit: str = "batches") -> Sample:
-    """Return the tails of several forms of each layer, one form for each unit.
+    """Return the tails of several forms of each layer; each form is one unit.
 
     Each form is measured before the next is requested, so that an iterator needs memory for one
     form.
@@ -121,7 +121,7 @@ def in_updates(evidence: Evidence) -> Sample:
 
 
 def _forms_of(updates: Sequence[LayerUpdate]) -> Iterator[BilinearForm]:
-    """Yield the form of each update, made when it is needed."""
+    """Yield the form of each update, created on demand."""
     for update in updates:
         yield update.form
 

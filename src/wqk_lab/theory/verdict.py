@@ -353,7 +353,7 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 
 def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Finding:
-    """Return the finding that describes one model: the mean, and the spread of its layers."""
+    """Return the finding about one model: the mean and the spread over layers."""
     measured = np.isfinite(sample.values).any(axis=0)
     layers = np.nanmean(sample.values[:, measured], axis=0)
     effects = (layers - statement.null) * (-1 if statement.direction == "below" else 1)

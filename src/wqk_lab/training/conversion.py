@@ -40,7 +40,7 @@ class Parent:
         return digest.hexdigest()
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the parent that a run records besides its recipe."""
+        """Return folder, step and fingerprint of the parent, for the record of a run."""
         return {
             "folder": str(self.run.folder.resolve()),
             "step": self.recipe.steps,

@@ -121,7 +121,7 @@ def speed_now(recipe: Recipe, store: TokenStore, enough: float = MEASURED) -> fl
     generator = torch.Generator(device)
 
     def seconds_of_step(count: int, index: int) -> float:
-        """Train on ``count`` rows, and return the seconds that this took."""
+        """Train on ``count`` rows, and return the time in seconds."""
         begin = time.perf_counter()
         blocks = torch.from_numpy(rows.drawn(count, seed=0, index=index)).to(device)
         draws = objective.draw(count, recipe.block, generator)

@@ -225,7 +225,7 @@ def _trials(
 
 
 def missing_corpora(trials: Sequence[Trial]) -> list[Path]:
-    """Return the folders of token stores that unfinished runs need and that do not exist."""
+    """Return the missing folders of token stores for unfinished runs."""
     folders = dict.fromkeys(trial.corpus for trial in trials if not trial.done)
     return [folder for folder in folders if not (folder / HEADER).is_file()]
 
@@ -320,7 +320,7 @@ def run_experiments(
 
 
 def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | None) -> None:
-    """Wait for a process; if this process is interrupted, end the other."""
+    """Wait for a process; on an error or interruption, end the process."""
     try:
         while True:
             try:
@@ -335,7 +335,7 @@ def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | No
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the GPUs of this process, by name in ``CUDA_VISIBLE_DEVICES``."""
     with required_by("training"):
         import torch
 

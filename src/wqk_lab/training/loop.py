@@ -313,7 +313,7 @@ def held_out_loss(
 
 
 class MetricsLog:
-    """Writes a run's entries to its metrics, loggers and progress callback, from one process."""
+    """Writer of a run's entries to metrics, loggers and progress callback, from one process."""
 
     def __init__(
         self,

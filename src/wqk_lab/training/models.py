@@ -231,7 +231,7 @@ def clear_staging(folder: Path) -> None:
 
 
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
-    """Remove earlier checkpoints; if the recipe keeps them, only their states for resuming."""
+    """Remove earlier checkpoints; from checkpoints to keep, remove only the state for resuming."""
     staging = folder / STAGING
     for step, path in checkpoints_in(folder):
         if step >= newest or recipe.keep_checkpoints == "all":

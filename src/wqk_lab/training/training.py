@@ -288,13 +288,13 @@ def _settings(
 
 
 def _initialization(change: LayerChange) -> dict[str, Any]:
-    """Return one layer's scores after its initialization."""
+    """Return the scores of a layer after initialization."""
     record = {"stack": change.stack, "layer": change.layer, **change.after._asdict()}
     return record | {name: getattr(change, name) for name in change.derived}
 
 
 def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
-    """Return all facts that determine a run's bits besides its recipe and corpus."""
+    """Return all facts, besides recipe and corpus, that determine the bits of a run."""
     import accelerate  # type: ignore[import-untyped]
     import torch
     import transformers

@@ -229,13 +229,13 @@ class _Finder:
         return matrices
 
     def _refuse_settings_of_plain_weights(self) -> None:
-        """Raise `CheckpointError` for keys that change even weights that are stored plain."""
+        """Raise `CheckpointError` for keys that change even plain weights."""
         for layout in FORMATS:
             if self.settings.method and self.settings.method in layout.methods:
                 require_known(self.settings, layout, names_unknown=False)
 
     def _fitting(self, name: str, info: TensorInfo) -> list[tuple[QuantizedFormat, Signature]]:
-        """Return the formats and their signatures that fit a tensor of codes."""
+        """Return the formats with signatures that fit a tensor of codes."""
         tensors = self.source.tensors
         fitting = []
         for layout in FORMATS:

@@ -168,7 +168,7 @@ def scaled(
 
 
 def _require_groups(group_of: np.ndarray, *, columns: int, groups: int) -> None:
-    """Raise `CheckpointError` unless each column is in a group that exists."""
+    """Raise `CheckpointError` unless each column belongs to an existing group."""
     is_complete = group_of.shape == (columns,) and group_of.dtype.kind == "i"
     if not is_complete or group_of.min() < 0 or group_of.max() >= groups:
         actual = f"{group_of.dtype} of shape {group_of.shape}"

@@ -1,4 +1,4 @@
-"""The quantization configuration of a file: its method, and its typed values."""
+"""The quantization configuration of a file: the method and typed values."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ def _rounded(plain: QuantizedMatrix, rotated: QuantizedMatrix) -> QuantizedMatri
 
 
 def _unreadable(matrix: QuantizedMatrix, message: str) -> QuantizedMatrix:
-    """Return a matrix that raises an error when its values are read."""
+    """Return a matrix that raises an error on reading."""
 
     def values(stored: Arrays, rows: np.ndarray) -> np.ndarray:
         raise CheckpointError(message)
@@ -437,7 +437,7 @@ def _role(transform: Transform) -> str:
 
 @dataclass(frozen=True)
 class _Rotation:
-    """The matrix R of a transform at one module, read from its tensors."""
+    """The matrix R of a transform at one module, read from tensors."""
 
     transform: Transform
     width: int

@@ -42,7 +42,7 @@ class _ReplacedHeads(NamedTuple):
 
 
 def find_heads(pair: WeightPair) -> WeightFinding | None:
-    """Find whole heads that were replaced: by means, copies, zeros, other weights or new rows."""
+    """Find replaced heads: means, copies, zeros, other weights or new rows."""
     if not pair.heads:
         return None
     shape = pair.heads, pair.sizes.width, -1

@@ -58,7 +58,7 @@ def joined(findings: Sequence[WeightFinding], pairs: Sequence[WeightPair]) -> li
 
 
 def _key_of_cause(finding: WeightFinding) -> tuple[Hashable, ...]:
-    """Return a key that all findings of one cause share: kind, phrase, edits."""
+    """Return a key of kind, phrase and edits, equal for all findings of one cause."""
     codes = dict.fromkeys(edit.code() for edit in finding.edits.values())
     if finding.kind is Kind.ADAPTER:
         # One merge has an edit of each shape: outputs are edited by the transposed product.
@@ -67,7 +67,7 @@ def _key_of_cause(finding: WeightFinding) -> tuple[Hashable, ...]:
 
 
 def _with_moved_gains(findings: Sequence[WeightFinding]) -> list[WeightFinding]:
-    """Add gains that moved with the rows of their side to the finding of these rows."""
+    """Add gains that moved together with rows to the finding of these rows."""
     gains: list[WeightFinding] = []
     remaining: list[WeightFinding] = []
     for finding in findings:

@@ -31,7 +31,7 @@ UNORDERED = "in another order, by no known rule"
 
 
 def find_rows(pair: WeightPair) -> WeightFinding | None:
-    """Find rows in an order that has a name, in a weight and its bias."""
+    """Find rows in a named order, in a weight and its bias."""
     rows = pair.row_order
     if rows is None:
         return None

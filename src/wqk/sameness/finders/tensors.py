@@ -103,7 +103,7 @@ def _source_of(pair: WeightPair, pairs: Sequence[WeightPair]) -> WeightPair | No
 def _exchanged(
     wrong: Sequence[WeightPair], sources: Mapping[str, WeightPair]
 ) -> list[WeightFinding]:
-    """Find tensors that were exchanged, with or without their biases."""
+    """Find exchanged tensors, with or without exchanged biases."""
     by_name = {pair.name: pair for pair in wrong}
     partners: dict[str, str] = {}
     for name, source in sources.items():

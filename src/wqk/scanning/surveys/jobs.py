@@ -1,4 +1,4 @@
-"""Jobs of a survey, one for each checkpoint of its refs and revisions, and their execution.
+"""Jobs of a survey, one for each checkpoint, and their execution.
 
 Jobs run in worker processes, on any executor, or on a Dask cluster.
 """

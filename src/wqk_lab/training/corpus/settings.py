@@ -1,4 +1,4 @@
-"""Options of a corpus: all settings besides the text that determine its tokens."""
+"""Options of a corpus: all settings that, with the text, determine the tokens."""
 
 from __future__ import annotations
 

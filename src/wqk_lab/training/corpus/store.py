@@ -44,7 +44,7 @@ MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a store: its counts, with separators among the tokens, and its files' hashes."""
+    """One part of a store: counts, with separators among the tokens, and hashes of the files."""
 
     tokens: int
     documents: int

@@ -229,7 +229,7 @@ def library_threads(allowed: bool) -> Iterator[None]:
 
 
 def _character_normalizer() -> Any:
-    """Return BERT's normalization of capitals and accents, without its other steps."""
+    """Return BERT's normalization of capitals and accents, without further steps."""
     return _library().normalizers.BertNormalizer(
         clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=True
     )

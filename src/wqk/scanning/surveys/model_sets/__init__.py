@@ -1,4 +1,4 @@
-"""Named sets of models: lists of hub ids that come with the package, one text file each."""
+"""Named sets of models: lists of Hub ids in text files of the package."""
 
 from __future__ import annotations
 
