@@ -229,6 +229,79 @@ def test_calibrated_rounding_is_quantization_alone(kind: str, bits: int, tmp_pat
         assert not wqk.same(original, write(tmp_path / "wrong", stored | gains, config)).same
 
 
+def drawn_weight(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """A weight (128, 128) with light or heavy tails, or with columns of outliers."""
+    if kind == "heavy tails":
+        return rng.standard_t(4, (128, 128))
+    weight = rng.standard_normal((128, 128))
+    if kind == "columns of outliers":
+        weight[:, rng.permutation(128)[:5]] *= 6
+    return weight
+
+
+def gptq_with_zeros(weight: np.ndarray, inputs: np.ndarray | None) -> dict[str, torch.Tensor]:
+    """GPTQ's four bits in groups of 32 columns, with zero points; calibrated if ``inputs``."""
+    remaining, columns = weight.copy(), weight.shape[1]
+    second = np.eye(columns)
+    if inputs is not None:
+        second = inputs.T @ inputs + 0.01 * np.square(inputs).sum(0).mean() * np.eye(columns)
+    upper = np.linalg.cholesky(np.linalg.inv(second)).T
+    codes, scales, zeros = np.zeros(weight.shape, np.int64), [], []
+    for column in range(columns):
+        if column % 32 == 0:
+            group = remaining[:, column : column + 32]
+            low, high = np.minimum(group.min(1), 0), np.maximum(group.max(1), 0)
+            scale = ((high - low) / 15).astype(np.float16).astype(np.float64)
+            zero = np.rint(-low / scale)
+            scales.append(scale)
+            zeros.append(zero.astype(np.int64))
+        codes[:, column] = np.clip(np.rint(remaining[:, column] / scale) + zero, 0, 15)
+        error = remaining[:, column] - scale * (codes[:, column] - zero)
+        step = upper[column, column + 1 :] / upper[column, column]
+        remaining[:, column + 1 :] -= np.outer(error, step)
+    places = np.arange(0, 32, 4)
+    packed_codes = (codes.T.reshape(-1, 8, len(weight)) << places[:, None]).sum(axis=1)
+    packed_zeros = (((np.stack(zeros) - 1) & 15).reshape(len(zeros), -1, 8) << places).sum(axis=-1)
+    return {
+        "qweight": torch.tensor(packed_codes.astype(np.uint32).view(np.int32)),
+        "qzeros": torch.tensor(packed_zeros.astype(np.uint32).view(np.int32)),
+        "scales": torch.tensor(np.stack(scales)).half(),
+        "g_idx": torch.arange(columns, dtype=torch.int32) // 32,
+    }
+
+
+@pytest.mark.parametrize("kind", ["light tails", "heavy tails", "columns of outliers"])
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_groups_with_each_others_scales_are_found(
+    kind: str, is_calibrated: bool, tmp_path: Path
+) -> None:
+    """Their distance can be less than twice that of rounding, which calibration may reach."""
+    rng = np.random.default_rng(7)
+    config = sizes(128, 1, 4, model_type="llama", head_dim=32, num_key_value_heads=4)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    inputs = rng.standard_normal((256, 12)) @ rng.standard_normal((12, 128))
+    inputs += 0.3 * rng.standard_normal(inputs.shape)
+    plain, stored = {}, {}
+    for side in "qk":
+        at = f"model.layers.0.self_attn.{side}_proj"
+        weight = drawn_weight(kind, rng)
+        plain[f"{at}.weight"] = torch.tensor(weight.astype(np.float32))
+        tensors = gptq_with_zeros(weight, inputs if is_calibrated else None)
+        stored |= {f"{at}.{name}": tensor for name, tensor in tensors.items()}
+    original = write(tmp_path / "original", plain, config)
+    config |= {"quantization_config": settings}
+    assert wqk.same(original, write(tmp_path / "quantized", stored, config)).same
+    at = "model.layers.0.self_attn.q_proj"
+    exchanged = stored | {f"{at}.scales": stored[f"{at}.scales"][[2, 1, 0, 3]].contiguous()}
+    comparison = wqk.same(original, write(tmp_path / "exchanged", exchanged, config))
+    assert not comparison.same
+    if kind == "light tails":  # the distance is below the tolerance
+        assert max(block.farthest / block.tolerance for block in comparison.blocks) < 1
+        (cause,) = comparison.causes
+        assert cause.mismatch.verdict == "scales of other blocks"
+        assert cause.mismatch.facts["groups"] == {f"{at}.weight": [0, 2]}
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_model_whose_forms_shrink_with_distance_is_quantized_alone(bits, shared, tmp_path):
     original = shared / "checkpoints" / "llama2xs-260k"

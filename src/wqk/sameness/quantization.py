@@ -10,19 +10,35 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from wqk._typing import Float
 from wqk.attention.rounding import rounding_in
-from wqk.checkpoints import Checkpoint, TensorInfo
+from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.sameness.block_weights import BlockWeights
 from wqk.sameness.circuits import SCORES, VALUES, PlanPair
-from wqk.sameness.half_steps import is_coded_alone, ratio_of_scales, share_beyond_half_step
+from wqk.sameness.half_steps import (
+    is_coded_alone,
+    is_predictable,
+    ratio_of_scales,
+    share_beyond_half_step,
+)
 from wqk.sameness.matching import root_mean_square
 from wqk.sameness.mismatches import Kind, Mismatch
-from wqk.sameness.tolerances import CORRESPONDING, FEW_BEYOND, SAME_FACTOR
+from wqk.sameness.tolerances import (
+    CORRESPONDING,
+    FEW_BEYOND,
+    SAME_FACTOR,
+    SPREAD_OF_FACTORS,
+    SPREAD_OVER_LEAST,
+    TINY,
+)
 from wqk.sameness.weight_pairs import WeightPair
 
-# The reasons of the two causes; numbers differ from tensor to tensor.
+# The reasons of the causes; numbers differ from tensor to tensor.
 BEYOND = f"{Kind.QUANTIZED}: many entries lie beyond half a step of their own scale"
 RESCALED = "equal codes, other scales"
+# Fewest rows and columns of a group whose factors are compared.
+FEWEST_ROWS, FEWEST_COLUMNS = 8, 16
+MISFIT = f"{Kind.BLOCK_SCALES}: scales of some groups of columns do not fit the weights"
 
 
 def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterator[Mismatch]:
@@ -31,6 +47,7 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
         return
     beyond: dict[str, dict[str, float]] = {}
     rescaled: dict[str, dict[str, float]] = {}
+    misfits: dict[str, dict[str, list[int]]] = {}
     block = BlockWeights(checkpoints, pair)
     for weights in block.pairs:
         source = block.tensors[weights.name].source
@@ -45,6 +62,9 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
         change = _change_of_scales(weights, infos)
         if change > SAME_FACTOR:
             rescaled.setdefault(circuit, {})[weights.name] = change
+        groups = _groups_of_other_scales(weights, infos)
+        if groups:
+            misfits.setdefault(circuit, {})[weights.name] = groups
     block.clear()
     for circuit, shares in beyond.items():
         facts = {"circuit": circuit, "tensors": dict.fromkeys(shares, "weight"), "shares": shares}
@@ -53,6 +73,10 @@ def coded_otherwise(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> Iterat
         tensors = dict.fromkeys(changes, "weight")
         facts = {"circuit": circuit, "tensors": tensors, "changes": changes}
         yield Mismatch(Kind.BLOCK_SCALES, RESCALED, facts=facts)
+    for circuit, groups_by_name in misfits.items():
+        tensors = dict.fromkeys(groups_by_name, "weight")
+        facts = {"circuit": circuit, "tensors": tensors, "groups": groups_by_name}
+        yield Mismatch(Kind.BLOCK_SCALES, MISFIT, facts=facts)
 
 
 def _share_beyond(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
@@ -86,3 +110,53 @@ def _change_of_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> float
         return 0.0
     factors = ratio_of_scales(weights.expected, weights.actual, expected_grid.shared)
     return 0.0 if factors is None else float(np.abs(factors - 1).max())
+
+
+def _groups_of_other_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> list[int]:
+    """Return the groups of columns whose scales do not fit the weights; empty if all fit.
+
+    Calibration moves weights away from their nearest codes, so that no half step bounds an entry.
+    It does so without regard to the entries themselves: the factor that fits the codes of a row in
+    a group to the weights differs from the factors of other rows by chance alone.
+    """
+    coded = [info for info in infos if info.grid is not None]
+    if len(coded) != 1 or is_predictable(coded[0].dtype):
+        return []
+    is_actual_coded = infos[1].grid is not None
+    expected, actual = weights.expected, weights.actual
+    if weights.gain is not None:
+        expected = expected * (weights.gain.expected / weights.gain.actual)
+    codes, exact = (actual, expected) if is_actual_coded else (expected, actual)
+    group_of = _groups(weights, infos)
+    spreads = np.array([_spread_of_factors(exact[:, g], codes[:, g]) for g in group_of])
+    if len(spreads) < 3:
+        return []
+    limit = max(SPREAD_OF_FACTORS, SPREAD_OVER_LEAST * spreads.min())
+    return np.flatnonzero(spreads > limit).tolist()
+
+
+def _groups(weights: WeightPair, infos: Sequence[TensorInfo]) -> list[np.ndarray]:
+    """Return the columns of each group that shares scales."""
+    columns = np.arange(weights.actual.shape[1])
+    regrouping = weights.regrouped(Part(weights.name)) if infos[1].grid is not None else None
+    if regrouping is not None:
+        return [columns[regrouping.group_of == group] for group in range(regrouping.groups)]
+    (shared,) = (info.grid.shared for info in infos if info.grid is not None)
+    return np.split(columns, range(shared, len(columns), shared)) if shared else [columns]
+
+
+def _spread_of_factors(exact: Float[np.ndarray, "n b"], codes: Float[np.ndarray, "n b"]) -> float:
+    """Return the spread of the factors from codes to weights over rows, in standard errors.
+
+    The factor of a row is the least-squares factor; its standard error follows from the residuals.
+    """
+    exact, codes = exact.astype(np.float64), codes.astype(np.float64)
+    squares = np.square(codes).sum(axis=1)
+    exact, codes, squares = exact[squares > 0], codes[squares > 0], squares[squares > 0]
+    if len(squares) < FEWEST_ROWS or codes.shape[1] < FEWEST_COLUMNS:
+        return 0.0
+    factors = (exact * codes).sum(axis=1) / squares
+    residuals = np.square(exact - factors[:, None] * codes).sum(axis=1)
+    variances = residuals / ((codes.shape[1] - 1) * squares)
+    deviations = np.square(factors - np.median(factors)) / np.maximum(variances, TINY)
+    return float(np.sqrt(deviations.mean()))

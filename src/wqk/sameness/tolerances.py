@@ -45,6 +45,10 @@ EVEN_STEPS = 0.05
 SAME_LEVEL = 1e-5
 # Entries of quantized and exact weights correspond if they lie at most this many roundings apart.
 CORRESPONDING = 1.5
+# Factors of rows in one group of columns spread by chance up to this many standard errors, and by
+# up to this many times those in the group where they spread least. Groups with the scales of
+# others begin at 7 and 7; GPTQ of weights and inputs of any kind ends at 5 and 3.
+SPREAD_OF_FACTORS, SPREAD_OVER_LEAST = 6.0, 4.0
 # Shares of an adapter differ by chance up to this many standard deviations, or up to the second.
 CHANCE, LEAST_SHARE = 6.0, 0.02
 # Shares of one layer that differ by more are listed by module.
