@@ -315,6 +315,8 @@ def test_stacks_of_other_names_are_in_place() -> None:
     assert stacks == {("encoder", "decoder")}
     shown = " ".join(repr(kinship).split())
     assert "Related (weights: p = .001, coordinates: p = " in shown
+    assert "The p of the weights decides, .001: the joint p of heads, signs and weights" in shown
+    assert "as they stand, which is at most .001." in shown
     assert "match, in place, heads in order" in shown
     assert "Whether they share some of their training as well cannot be told." in shown
 
@@ -547,6 +549,9 @@ def test_the_command() -> None:
     assert "relative change" in result.output
     result = run("kin", encoder, encoder, "--matches")
     assert "demo:encoder, and its matches in demo:encoder" in result.output
+    shown = " ".join(result.output.split())
+    assert "candidate's layer reference's layer reference's heads change" in shown
+    assert "for each head of the candidate, in order, the number of the closest head" in shown
     result = run("kin", encoder, decoder, "--revision", "a", exits=2)
     assert "for the reference and for the candidate" in result.output + str(result.stderr)
 
@@ -622,3 +627,20 @@ def test_every_layer_of_the_candidate_has_a_line() -> None:
     assert lines(replace(related, bounds=True))[0][-1] == "≥ 0.500"
     alone = replace(related, matches=tuple(matches[:2]))
     assert [line[0] for line in lines(alone)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("p", "coordinates_p", "sentence"),
+    [
+        (0.15, 0.0002, "which is above .001; coordinates can agree although the weights are not"),
+        (0.15, 0.4, "The p of the weights decides, .15: the joint p of heads, signs and weights"),
+        (0.15, None, "as they stand, which is above .001."),
+        (None, 0.4, "No p decides, because no test of the weights applies."),
+    ],
+)
+def test_the_p_that_decides_is_named(
+    p: float | None, coordinates_p: float | None, sentence: str
+) -> None:
+    kinship = wqk.kin(opened(weights(0)), opened(weights(0)))
+    shown = repr(replace(kinship, p=p, coordinates_p=coordinates_p))
+    assert sentence in " ".join(shown.split())

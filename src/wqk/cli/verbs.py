@@ -121,6 +121,8 @@ diff = Verb(
 
 def _with_matches(result: Kinship, matches: bool) -> list[Any]:
     """Return the result, and on request the layers and heads that match."""
+    from rich.text import Text
+
     from wqk._console import display_name
     from wqk.kinship.kin import layer_table
 
@@ -128,7 +130,12 @@ def _with_matches(result: Kinship, matches: bool) -> list[Any]:
         return [result]
     reference, candidate = display_name(result.reference), display_name(result.candidate)
     title = f"{candidate}, and its matches in {reference}"
-    return [result, title, layer_table(result)]
+    order = Text(
+        "Heads: for each head of the candidate, in order, the number of the closest head of the "
+        "reference.",
+        style="dim",
+    )
+    return [result, title, layer_table(result), order]
 
 
 kin = Verb(

@@ -245,6 +245,7 @@ class Kinship(
             numbers = ("–", "–") if test.p is None else (probability(test.p), f"{test.z:.1f}")
             table.add(NUMBERINGS[test.name], *numbers, Cell(test.left_out, style="dim"))
         yield table
+        yield _deciding(self)
         if self.related:
             yield _summary(self)
         for sentence in self.reading:
@@ -356,6 +357,21 @@ def _verdict(kinship: Kinship) -> str:
     return f"{conclusion} ({', '.join(texts)}{least})."
 
 
+def _deciding(kinship: Kinship) -> str:
+    """Return a sentence that names the p of the conclusion."""
+    if kinship.p is None:
+        sentence = "No p decides, because no test of the weights applies"
+    else:
+        relation = "at most" if kinship.related else "above"
+        sentence = (
+            f"The p of the weights decides, {probability(kinship.p)}: the joint p of heads, signs "
+            f"and weights as they stand, which is {relation} {probability(RELATED)}"
+        )
+    if kinship.coordinates_p is not None and kinship.coordinates_p <= RELATED:
+        sentence += "; coordinates can agree although the weights are not related"
+    return f"{sentence}."
+
+
 def _summary(kinship: Kinship) -> str:
     """Return a sentence about the matched layers: number, places and change."""
     matched = [match for match in kinship.matches if match.reference_layer is not None]
@@ -417,8 +433,12 @@ def _in_order(match: LayerMatch) -> bool:
 
 
 def layer_table(kinship: Kinship) -> Sheet:
-    """Return a table with a line for each layer of the candidate: match, heads and change."""
-    table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
+    """Return a table with a line for each layer of the candidate: match, heads and change.
+
+    The heads are those of the reference, in the order of the candidate's heads.
+    """
+    names = ("candidate's layer", "reference's layer", "reference's heads", "change")
+    table = Sheet.of(*names, text=names[1:3])
     stacks = {match.stack for match in kinship.matches}
     stacks |= {match.reference_stack for match in kinship.matches if match.reference_stack}
     for match in kinship.matches:
