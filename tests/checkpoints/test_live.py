@@ -131,3 +131,10 @@ def test_missing_tensors_and_rows_are_refused():
         CheckpointError, match=r"rows 0:7 requested from a tensor of shape \(6, 4\)"
     ):
         checkpoint.read([Part("query.weight", ((0, 7),))])
+
+
+def test_a_dictionary_around_a_state_dict_is_answered_with_its_entry() -> None:
+    """As training loops save it: the weights next to a step and settings."""
+    weights = {"layers.0.q_proj.weight": np.zeros((4, 4))}
+    with pytest.raises(CheckpointError, match="got a dictionary that has them under 'model'; pass"):
+        open_checkpoint({"model": weights, "args": {"lr": 1}, "step": 3})
