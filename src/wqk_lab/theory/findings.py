@@ -44,6 +44,8 @@ class StudyReport:
         Number of tensors that the checkpoint lacks.
     findings
         Findings in the order of the paper.
+    is_fresh
+        True if all weights were freshly drawn, with ``seed``.
     """
 
     model: str
@@ -57,13 +59,15 @@ class StudyReport:
     caveat: str
     missing: int
     findings: tuple[Finding, ...]
+    is_fresh: bool = False
 
     @property
     def title(self) -> str:
         """The model, its objective, and the text, in one line."""
+        weights = f" (weights freshly drawn with seed {self.seed})" if self.is_fresh else ""
         masks = "" if self.mask_share is None else f", {self.mask_share:.0%} masked"
         read = f"{self.batches} × {self.batch} blocks of {self.block} tokens of {self.text}"
-        return f"{self.model}: {self.objective}{masks}; {read}"
+        return f"{self.model}{weights}: {self.objective}{masks}; {read}"
 
     @property
     def tally(self) -> dict[str, int]:
@@ -95,6 +99,7 @@ def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> StudyRe
         caveat=subject.caveat,
         missing=len(subject.missing),
         findings=tuple(findings),
+        is_fresh=subject.is_fresh,
     )
 
 

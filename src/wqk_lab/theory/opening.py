@@ -129,6 +129,7 @@ def open_subjects(
                 missing=missing,
                 caveat=caveat,
                 shortened=shortened,
+                is_fresh=state.is_fresh,
             )
             _require_run(subject)
             yield subject

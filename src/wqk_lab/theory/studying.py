@@ -217,7 +217,13 @@ def study(
         return reports
     together = over_seeds([states[-1].findings for states in runs])
     names = ", ".join(states[-1].model for states in runs)
-    return [*reports, replace(reports[-1], model=f"together: {names}", findings=tuple(together))]
+    joined = replace(
+        reports[-1],
+        model=f"together: {names}",
+        findings=tuple(together),
+        is_fresh=all(report.is_fresh for report in reports),
+    )
+    return [*reports, joined]
 
 
 def _reporting_batches(on_progress: OnProgress | None) -> Callable[[int, int], None] | None:

@@ -46,6 +46,8 @@ class Subject:
         A reason to doubt every finding, such as a text in an unknown vocabulary.
     shortened
         The reason why blocks are shorter than by default; else empty.
+    is_fresh
+        True if all weights were freshly drawn, with ``seed``; no checkpoint was read.
 
     Examples
     --------
@@ -67,6 +69,7 @@ class Subject:
     missing: tuple[str, ...] = ()
     caveat: str = ""
     shortened: str = ""
+    is_fresh: bool = False
 
     def __post_init__(self) -> None:
         if self.objective != "causal" and self.mask_token is None:

@@ -232,6 +232,8 @@ def test_a_report_is_that_of_its_subject() -> None:
     causal = report(subjects.subject(None, "causal"), subjects.text(), findings)
     assert (causal.model, causal.mask_share, causal.notes) == ("tiny", None, [])
     assert causal.title == "tiny: causal; 2 × 3 blocks of 16 tokens of sentences"
+    fresh = report(subjects.subject(None, "causal", is_fresh=True), subjects.text(), findings)
+    assert fresh.title.startswith("tiny (weights freshly drawn with seed 0): causal; ")
 
 
 def test_findings_are_lines_with_all_that_decides_them(

@@ -112,6 +112,8 @@ def test_the_same_seed_gives_the_same_blocks_and_fresh_weights(place: Path) -> N
     configuration = subjects.configuration(place)
     drawn = [opened(configuration, place / "store", seed=seed) for seed in (0, 0, 1)]
     assert drawn[0].missing == ()
+    assert drawn[0].is_fresh
+    assert not opened(place / "bert", place / "store").is_fresh
     weights = [subject.model.state_dict() for subject in drawn]
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert (weights[0][name] == weights[1][name]).all()
