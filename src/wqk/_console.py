@@ -37,7 +37,7 @@ UNPRINTABLE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-# A cell that begins with one of these is a formula to a spreadsheet.
+# Spreadsheets read a cell that begins with one of these as a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 # Characters in a line of preformatted text in a notebook.
@@ -306,7 +306,7 @@ def kind_in_words(kind: str) -> str:
     return names.get(kind, f"{kind}-attention")
 
 
-# Attributes of data frames, and the expressions that replace them.
+# Attributes of data frames, and the expressions to use instead.
 RESULT_SYNONYMS = {
     **dict.fromkeys(("data", "rows", "table", "to_frame"), "frame"),
     **dict.fromkeys(("message", "summary", "text"), "sentence"),

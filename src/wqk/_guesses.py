@@ -261,7 +261,7 @@ GUESSES = (
         command="wqk demo scans two small models",
         names="demo example sample",
     ),
-    # Verbs of the laboratory, which is a package of its own.
+    # Verbs of the laboratory, a separate package.
     _guess(call="wqk_lab.atlas.published()", command="wqk lab atlas", names="atlas published"),
     _guess(
         call="wqk_lab.corpus(...)",
@@ -295,7 +295,7 @@ GUESSES = (
         command="wqk --help lists the commands, and wqk COMMAND --help the options of one",
         names="doc docs documentation help man manual usage",
     ),
-    # What only the command has.
+    # Features that only the command has.
     _guess(
         call="",
         command=_COMPLETION,
@@ -370,7 +370,7 @@ METHOD_CALLS = {
     },
 }
 
-# Keywords that a function lacks, and advice.
+# Unknown keywords of functions, with advice.
 KEYWORD_ADVICE = {
     **dict.fromkeys(
         ("adapter", "adapter_path", "lora", "peft"),
@@ -447,7 +447,7 @@ def _option_guess(names: str, options: str = "", advice: str = "", verb: str = "
 
 
 OPTION_GUESSES = (
-    # Guesses of one verb.
+    # Guesses for one verb.
     _option_guess(
         "--summary --summarize --median --medians --mean --quantiles --quartiles --stats",
         advice="--json prints medians and quartiles under summary: "

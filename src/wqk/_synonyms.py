@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Verbs that are also functions, by their synonyms.
+# Verbs that are also functions, by synonym.
 _VERBS_AND_FUNCTIONS = {
     **dict.fromkeys(("describe", "info", "inspect", "ls", "summary"), "explain"),
     **dict.fromkeys(("analyse", "analyze", "score", "scores"), "scan"),
@@ -22,7 +22,7 @@ _VERBS_AND_FUNCTIONS = {
     **dict.fromkeys(("supported", "supported_models"), "models"),
 }
 
-# Functions of the package, by their synonyms.
+# Functions of the package, by synonym.
 FUNCTIONS = {
     **_VERBS_AND_FUNCTIONS,
     **dict.fromkeys(("from_pretrained", "load", "load_checkpoint", "load_model"), "open"),
@@ -42,7 +42,7 @@ FUNCTIONS = {
 }
 
 
-# Methods of polars' frames that compute one result of several rows.
+# Methods of polars' frames that compute one result from several rows.
 FRAME_AGGREGATES = frozenset(
     ["count", "max", "mean", "median", "min", "quantile", "std", "sum", "var"]
 )
@@ -63,11 +63,11 @@ PANDAS = frozenset(
         "query",
     ]
 )
-# Of these, the methods that compute one result of several rows.
+# Methods of pandas' frames that compute one result from several rows.
 PANDAS_AGGREGATES = frozenset(
     ["agg", "aggregate", "boxplot", "corr", "describe", "groupby", "hist", "pivot_table"]
 )
-# And the methods that choose rows by their rank.
+# The methods that choose rows by rank.
 PANDAS_RANKINGS = frozenset(["nlargest", "nsmallest"])
 # Attributes of polars' frames that a table has by way of its frame.
 POLARS = (
@@ -214,7 +214,7 @@ def attribute(owner: object, meaning: str) -> Any:
     return value
 
 
-# Keywords, and the keywords that they stand for in functions that have these and not the first.
+# Synonyms of keywords; a function with the synonym as its own keyword is not affected.
 KEYWORDS = {
     **dict.fromkeys(("k", "limit", "n", "top_k", "topk"), "top"),
     **dict.fromkeys(("atol", "rtol", "tol"), "tolerance"),
@@ -230,7 +230,7 @@ KEYWORDS = {
     **dict.fromkeys(("n_heads", "num_heads", "num_attention_heads"), "heads_per_layer"),
     **dict.fromkeys(("n_kv_heads", "num_kv_heads", "num_key_value_heads"), "key_heads"),
 }
-# Keywords whose value is a list; a single number stands for a list of one.
+# Keywords with lists as values; a single number stands for a list.
 LISTS = ("distances", "layers")
 
 
@@ -275,13 +275,13 @@ class VerbSynonym(NamedTuple):
     of_table: str = ""
 
 
-# Verbs of the command, by their synonyms.
+# Verbs of the command, by synonym.
 VERBS = {
     **{name: VerbSynonym(verb) for name, verb in _VERBS_AND_FUNCTIONS.items()},
     **dict.fromkeys(("fig", "figures", "paper", "reproduce"), VerbSynonym("figure")),
     # A scan has a row for each layer and step of a run, and ranks a checkpoint.
     **dict.fromkeys(("evolution", "timeline", "trajectory", "typical"), VerbSynonym("scan")),
-    # In Python, these are packages and modules.
+    # Names of packages and modules in Python.
     "families": VerbSynonym("models"),
     "differences": VerbSynonym("diff"),
     "kinship": VerbSynonym("kin"),
@@ -289,7 +289,7 @@ VERBS = {
     **{name: VerbSynonym("scan", (f"--{name}",)) for name in ("bands", "ceiling", "spectrum")},
     "ceilings": VerbSynonym("scan", ("--ceiling",)),
     "heads": VerbSynonym("scan", ("--heads",)),
-    # One head is looked at with its singular values.
+    # A view of one head includes singular values.
     "head": VerbSynonym("scan", ("--heads", "--spectrum")),
     "coupling": VerbSynonym("show", ("--coupling",)),
     "directions": VerbSynonym("tokens", ("--directions",)),
@@ -338,7 +338,7 @@ FORMATS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("markdown", "md"), ("--out", "-.md")),
     **dict.fromkeys(("jsonl", "ndjson"), ("--out", "-.jsonl")),
 }
-# Options that print a format; with a file as a value, they stand for ``--out``.
+# Options that print a format; with a file as the value, synonyms of ``--out``.
 PRINTED = ("--csv", "--json", "--jsonl", "--latex", "--markdown", "--md", "--parquet", "--tex")
 TABLE_FILES = (".csv", ".json", ".jsonl", ".md", ".parquet", ".tex")
 
@@ -348,7 +348,7 @@ REPEATED = {"--revisions": "--revision"}
 # The option of an adapter's folder: the folder is the checkpoint, and the other one its base.
 ADAPTER_OPTIONS = ("--adapter", "--lora", "--peft")
 
-# Options that only repeat that the checkpoint comes next.
+# Options before the checkpoint, without effect.
 CHECKPOINT_OPTIONS = (
     "--checkpoint",
     "--model",
@@ -366,7 +366,7 @@ ARGUMENT_OPTIONS = {
     "candidate": ("--after", "--candidate", "--converted", "--new", "--other"),
 }
 
-# Options that only repeat what a verb does in any case.
+# Options for the default behavior of a verb, without effect.
 ALWAYS = {"survey": ("--continue", "--resume"), "watch": ("--continue", "--follow", "--resume")}
 
 # Options of words that follow a verb's own arguments, in their order; the words are whole numbers.
@@ -375,11 +375,11 @@ NUMBERED = {
     "show": ("--layer", "--head"),
     "tokens": ("--layer", "--head"),
 }
-# The option of a last word with one of these endings.
+# Options for a last word with one of these endings.
 BY_ENDING = {
     "parts": ("--text", (".txt", ".jsonl")),
     "report": ("--out", (".html",)),
     "show": ("--out", (".png", ".pdf", ".svg")),
 }
-# The option of words that follow a verb's own arguments, if each is one of these.
+# Options for words after a verb's own arguments, if all words are in the list.
 BY_WORD = {"train": ("--mode", ("encoder", "decoder"))}

@@ -41,7 +41,7 @@ from wqk._synonyms import KEYWORDS, attribute, meant_attribute, meant_keywords
 
 # Longer messages are shortened, because some quote the content of a hostile file.
 LONGEST_MESSAGE = 500
-# Folder of the models that `wqk.demo_model` returns.
+# Folder of the models of `wqk.demo_model`.
 DEMO_MODELS = Path(__file__).parent / "reporting" / "demo_models"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -327,7 +327,7 @@ def public(
 
     def get(name: str) -> Any:
         if name in public_names or name.startswith("_"):
-            return load(commands.get(name, name))  # lazy_loader imports it now
+            return load(commands.get(name, name))  # lazy_loader imports the object now
         if name in (synonyms or {}):
             return get((synonyms or {})[name])
         advice = did_you_mean(name, public_names)

@@ -30,7 +30,7 @@ from wqk.forms import BilinearForm
 from wqk.forms.arrays import is_number
 from wqk.storage.references import HubOptions, check_options
 
-# Attributes of similar libraries, and the expressions that replace them.
+# Attributes of similar libraries, and the expressions to use instead.
 MODEL_SYNONYMS = {
     "attention": "layers",
     "block_count": "len(model)",
@@ -135,7 +135,7 @@ def open(
         plans = plan_attention(checkpoint, counted)
         mixers = plan_mixers(checkpoint, counted)
     checkpoint.notes = _notes(checkpoint, (*plans, *mixers))
-    hub.pop("base", None)  # the opened adapter names it; transformers has no such option
+    hub.pop("base", None)  # the opened adapter names the base; transformers has no such option
     return Model(checkpoint, plans, mixers, ref=ref, family_file=family, hub=hub)
 
 
@@ -308,7 +308,7 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
                 detail = f", but {alternative.what}, kind={alternative.kind!r}"
             raise CheckpointError(f"{self.name}: no {kind_in_words(kind)} in layer {layer}{detail}")
         if self._last is None or self._last.plan is not by_layer[number]:
-            # Successive heads of one layer share the weights that were read.
+            # Successive heads of one layer share weights after reading.
             self._last = Block(self.checkpoint, by_layer[number])
         return self._last
 

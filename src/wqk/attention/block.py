@@ -330,7 +330,7 @@ class Block(BlockWeights, Advising, synonyms=BLOCK_SYNONYMS, calls=METHOD_CALLS)
     def _vectors(self, side: int, x: Array, positions: np.ndarray | None) -> Array:
         """Return queries (side 0) or keys (side 1), with norms, limits and positions applied."""
         plan = self.plan
-        # The weights are those of the forms: attention that equals a model's proves the forms.
+        # The weights are the weights of the forms: equal attention proves the forms.
         weights = (self.groups.query, self.groups.key)[side].swapaxes(-1, -2)
         factor = (self.query, self.key)[side]
         positions = np.arange(x.shape[-2]) if positions is None else positions

@@ -362,7 +362,7 @@ def _inverse_size(vectors: Array, axes: tuple[int, ...], epsilon: float) -> Arra
 
 def _require_finite(weight: Array, name: str) -> None:
     xp = array_namespace(weight)
-    # A sum is finite only where all its summands are, and costs one pass.
+    # A sum is finite only if all summands are finite, and takes one pass.
     with np.errstate(over="ignore", invalid="ignore"):
         if xp.isfinite(xp.sum(weight)):
             return

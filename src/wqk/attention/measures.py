@@ -155,7 +155,7 @@ def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"
     if factor.gain is not None:
         gain = factor.gain + norm.offset
         gain_size = len(gain)
-    dimensions = width  # that are normalized together
+    dimensions = width  # number normalized together
     if len(norm.axes(gain_size, width)) > 1:
         dimensions = width * heads
     largest_gains = np.abs(gain).reshape(-1, width).max(1)
@@ -192,7 +192,7 @@ def _by_distance(
     query_weight, query_bias = block.linear(block.query, block.query.side.input_norm)
     key_weight, key_bias = block.linear(block.key, block.key.side.input_norm)
     d_query, d_key = query_weight.shape[-1], key_weight.shape[-1]
-    forms: list[tuple[BilinearForm, float]] = []  # with the length that their inputs have at most
+    forms: list[tuple[BilinearForm, float]] = []  # with the largest length of the inputs
     if query_bias is None and key_bias is None:
         forms.append((stacked(query_weight, key_weight), math.sqrt(d_query * d_key)))
     else:

@@ -105,7 +105,7 @@ def _lies_on_float8(values: np.ndarray, kind: str) -> bool:
     if not np.isfinite(sizes).all() or len(np.unique(sizes[:FEW])) < LEAST_SIZES:
         return False
     largest = sizes.max()
-    normal = sizes[sizes > largest * 2.0**-12]  # subnormal ones have wider steps
+    normal = sizes[sizes > largest * 2.0**-12]  # subnormal numbers have wider steps
     steps = 2 ** MANTISSA[kind]
     for numerator in range(steps, 2 * steps):
         for sample in (normal[:FEW], normal):  # most scales fail at once
@@ -113,7 +113,7 @@ def _lies_on_float8(values: np.ndarray, kind: str) -> bool:
             mantissas = 2 * steps * fractions
             rounded = np.round(mantissas)
             fits = (np.abs(mantissas - rounded) <= TWICE_ROUNDED * mantissas).all()
-            # Values that are nearly one number lie on no grid that could be told from another.
+            # For nearly equal values, grids cannot be distinguished.
             fits = fits and len(np.unique(np.ldexp(rounded, exponents))) >= LEAST_SIZES
             if not fits:
                 break
@@ -131,7 +131,7 @@ def rounding_at_zero(kind: str, values: np.ndarray) -> float:
         return 0.0
     smallest = float(sizes.min())
     multiples = sizes[sizes < 2 ** MANTISSA[kind] * smallest] / smallest
-    # Next to zero, numbers lie at equal distances; where they do not, the type has smaller ones.
+    # Next to zero, numbers of a type have equal distances, or the type has smaller numbers.
     are_subnormal = (np.abs(multiples - np.round(multiples)) <= 2 * TWICE_ROUNDED * multiples).all()
     return smallest / 2 if are_subnormal else 0.0
 

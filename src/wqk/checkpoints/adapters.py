@@ -135,7 +135,7 @@ OFF: tuple[Any, ...] = (None, False, [])
 # Initializations that do not change the base model.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
-# Models whose modules store their weights (in, out).
+# Models with weights stored as (in, out).
 STORED_IN_OUT = {"decision_transformer", "gpt-sw3", "gpt2", "imagegpt", "openai-gpt"}
 
 

@@ -255,7 +255,7 @@ def _llama3_scaling(factor: Any, high: Any = 4, low: Any = 1, length: Any = 8192
     }
 
 
-# Each of these returns the keys that it adds to a configuration.
+# Each function returns the keys to add to a configuration.
 
 
 def _llama(opened: Opened) -> dict[str, Any]:
@@ -377,7 +377,7 @@ def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
     return added | ({"n_head": int(match[1])} if match else {})
 
 
-# Names of the weights that hold queries, by the trainer that gives them.
+# Names of the weights with queries, by trainer.
 TRAINERS = {
     "torchtitan": re.compile(r"(.*\.)?layers\.\d+\.attention\.wq\.weight"),
     "megatron-core": re.compile(r"(.*\.)?decoder\.layers\.\d+\.self_attention\.linear_qkv\.weight"),
@@ -441,7 +441,7 @@ class NanochatCode(NamedTuple):
         return self.tile * tiles + 1
 
 
-# Epsilon of PyTorch's norms that are given none, in float32 and in narrower types.
+# Default epsilon of PyTorch's norms, in float32 and in narrower types.
 FLOAT32_EPSILON = 2.0**-23
 # Versions of nanochat's code since January 2026, when it got short windows.
 NANOCHAT = NanochatCode(score_factor=1.0, base=1e4, share=2, tile=1)
@@ -465,7 +465,7 @@ def _nanochat(opened: Opened) -> dict[str, Any]:
     """Return the numbers that only nanochat's code has, and the windows of all layers."""
     added: dict[str, Any] = {}
     code = _nanochat_code(opened.tensors)
-    if code != NANOCHAT:  # whose factor and base are the defaults
+    if code != NANOCHAT:  # factor and base are the defaults
         added |= {"score_factor": code.score_factor, "rope_theta": code.base}
     if "n_head" in opened.config:  # not a file of transformers, which sets an epsilon
         added["rms_norm_eps"] = FLOAT32_EPSILON
@@ -476,7 +476,7 @@ def _nanochat(opened: Opened) -> dict[str, Any]:
         short = code.short_window(length) if length else True
         tiled = [pattern[layer % len(pattern)] for layer in range(min(layers, 10**4) - 1)]
         windows = [short if letter in "Ss" else None for letter in tiled]
-        added["windows"] = [*windows, None]  # the last layer has none
+        added["windows"] = [*windows, None]  # the last layer has no norm
     return added
 
 

@@ -58,7 +58,7 @@ WRAPPERS = ("app", "model", "module", "state_dict", "model_state_dict")
 # A tensor of all layers, stacked along the first axis.
 STACKED = re.compile(r"(?P<before>(?:.*\.)?(?:encoder|decoder)\.layers)\.(?P<after>(?!\d).+)")
 
-# Bytes of an archive's beginning and end that hold its directory.
+# Bytes to read from the beginning and end of an archive, for its directory.
 DIRECTORY = 2**12
 
 

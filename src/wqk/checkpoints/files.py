@@ -459,7 +459,7 @@ STORED: dict[str, Stored] = {
     "U32": Stored("<u4", np.uint32, _copy),
     "I64": Stored("<i8", np.int64, _copy),
 }
-# Types whose numbers are rounded one by one, the finest first; and those that need scales.
+# Types that round each number separately, the finest first; and types with scales.
 PLAIN = ("F64", "F32", "F16", "BF16")
 FLOATS = (*PLAIN, "F8_E4M3", "F8_E5M2")
 

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from wqk.storage.transfers import Refused, Transfers
 
 
-# Where Megatron stores what its processes have in common.
+# File of Megatron with the common content of all processes.
 COMMON = "common.pt"
 
 # Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
@@ -84,12 +84,12 @@ LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
 class Folder(NamedTuple):
     """A local or remote folder."""
 
-    name: str  # what the user calls it
-    source: Callable[[str], ByteSource | None]  # the bytes of a file; None if it does not exist
-    names: Sequence[str] | None = None  # its files; None if they cannot be listed
-    below: Callable[[], Iterable[str]] = tuple  # paths of files deeper in it
-    transfers: Transfers | None = None  # what fetches the files of a remote folder
-    refusals: Sequence[Refused] = ()  # what the server answered for files that it refuses
+    name: str  # name given by the user
+    source: Callable[[str], ByteSource | None]  # the bytes of a file; None for a missing file
+    names: Sequence[str] | None = None  # names of files; None if unknown
+    below: Callable[[], Iterable[str]] = tuple  # paths of files in subfolders
+    transfers: Transfers | None = None  # transfers of files of a remote folder
+    refusals: Sequence[Refused] = ()  # answers of the server for refused files
 
     def object(self, file: str) -> dict[str, Any]:
         """Read the object in a file of JSON or YAML; empty without a file."""
@@ -176,7 +176,7 @@ def beside(path: Path) -> str:
                     similar[entry.name.lower()] = str(path.parent / entry.name)
     except (OSError, ValueError):
         return ""
-    # Only the names are compared: paths in one folder are similar, whatever their names.
+    # Only names are compared, because all paths in one folder are similar.
     return did_you_mean(path.name.lower(), (), similar)
 
 
@@ -821,7 +821,7 @@ def open_local(path: Path) -> Checkpoint:
                 checkpoint = _open_file(path, opened)
             for file in opened:
                 file.require_in_place()
-            step = step_in(folder.resolve().name)  # also where it is called "."
+            step = step_in(folder.resolve().name)  # also for "."
         except OSError as error:
             raise CheckpointError(
                 f"cannot be opened ({error.strerror}); check the path and its permissions"

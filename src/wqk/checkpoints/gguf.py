@@ -282,7 +282,7 @@ class _Cursor:
         """
         if kind in SCALARS:
             number = self.number(SCALARS[kind])
-            # The shortest decimal that is this float32: what was written as 1e-6 is not 9.99…e-7.
+            # The shortest decimal of this float32: 1e-6 instead of 9.99…e-7.
             return float(str(np.float32(number))) if kind == FLOAT32 else number
         if kind == STRING:
             length = self.number(U64)
@@ -584,7 +584,7 @@ def _windows(file: _File) -> list[int]:
     period = pattern if type(pattern) is int and pattern >= 0 else rule.get("every", 1)
     if period == 0:
         return [size] * file.depth
-    # One layer of each period has no window: its first or its last.
+    # One layer of each period has no window: the first or the last.
     place_without = 0 if rule.get("first") else period - 1
     sizes = []
     for layer in range(file.depth):

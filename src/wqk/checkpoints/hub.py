@@ -274,7 +274,7 @@ def _file_on_hub(
         transfers=access.transfers,
         cache=access.cache,
         size=listed.size,
-        # The hash is what this endpoint claims: another endpoint's ranges are never used for it.
+        # The hash is a claim of this endpoint: never use ranges of another endpoint for it.
         content=f"{constants.ENDPOINT} {listed.content}" if listed.content else None,
         offline=offline,
     )

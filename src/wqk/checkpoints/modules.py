@@ -31,11 +31,11 @@ from wqk.checkpoints.files import PLAIN
 from wqk.checkpoints.parametrized import computed_weights, with_computed
 from wqk.errors import CheckpointError
 
-# What authors of modules call their configuration.
+# Usual names of the configuration in modules.
 CONFIGURATIONS = ("config", "cfg", "model_args", "args", "params", "hparams")
-# What modules call the number of their heads.
+# Usual names of the number of heads in modules.
 HEADS = ("num_heads", "heads", "n_heads", "n_head", "nhead")
-# The name that an adapter gives to the module that it adapts.
+# Name of the adapted module within an adapter.
 ADAPTED = "base_layer"
 
 
@@ -131,7 +131,7 @@ class StateDict(Checkpoint):
         self.name, self.config, self.adapted = name, config, adapted or {}
         # A state dict may hold more than arrays, such as a module's extra state.
         arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
-        # Of a mapping, what an adapter adds is not known: its names are left as they are.
+        # The adapter of a mapping is unknown: names stay unchanged.
         self._stored = by_plain_name(arrays)
         if adapted is not None:
             self._stored = {
@@ -237,7 +237,7 @@ class LiveCheckpoint(StateDict):
         for name, tensor in self._arrays.items():
             if id(tensor) in owner_by_id:
                 self._owners[name] = owner_by_id[id(tensor)]
-        self._arrays = {}  # which are looked up
+        self._arrays = {}  # looked up on each read
         if read is Read.GRADIENT:
             for name, parameter in model.named_parameters():
                 _require_values(parameter, f"{kind}: {name}")
@@ -385,7 +385,7 @@ def _attributes(config: Any) -> Mapping[Any, Any]:
     if isinstance(config, dict):
         return config
     attributes = getattr(config, "__dict__", {})
-    if is_dataclass(config):  # whose attributes may be slots
+    if is_dataclass(config):  # attributes may be slots
         declared = {field.name: getattr(config, field.name, None) for field in fields(config)}
         return {**declared, **attributes}
     return attributes

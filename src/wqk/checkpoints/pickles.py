@@ -30,7 +30,7 @@ class Record:
     """An object whose class is not run; only its attributes are kept."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.state: Any = None  # its attributes, in most cases a dictionary
+        self.state: Any = None  # the attributes, usually a dictionary
 
     def extend(self, items: Any) -> None:
         """Ignore items of a subclass of list."""
@@ -49,7 +49,7 @@ class DataUnpickler(pickle._Unpickler):
     records if they are `INERT`. The storages of tensors are added to ``storages`` by key.
     """
 
-    # Parts of the unpickler that its types leave out.
+    # Parts of the unpickler without types.
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
@@ -57,7 +57,7 @@ class DataUnpickler(pickle._Unpickler):
     def __init__(self, file: IO[bytes], storages: dict[str, Storage]) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
         self._storages = storages
-        # Tuples that hold tuples, by identity, and their entries written out.
+        # Nested tuples, by identity, with their entries.
         self._sizes: dict[int, tuple[tuple[Any, ...], int]] = {}
 
     def persistent_load(self, pid: Any) -> Storage:

@@ -137,7 +137,7 @@ class TorchFile:
         window = 2**12 if bare else 2**16
         self._stream = _BoundedReader(source, window)
         self._members: dict[str, zipfile.ZipInfo] = {}
-        self._starts: dict[str, int] = {}  # of storages, by their keys
+        self._starts: dict[str, int] = {}  # storages by key
         for position in (0, max(0, source.size - window)):
             bytes_at(source, position, min(window, source.size - position))
         start = bytes_at(source, 0, min(8, source.size))

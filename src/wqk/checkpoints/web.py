@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wqk.checkpoints.formats import StoredCheckpoint
     from wqk.storage.references import HubAccess
 
-# Files that a checkpoint may lack: a server that refuses these may still provide the weights.
+# Optional files: a server may refuse these files, but provide the weights.
 OPTIONAL = (
     *DISTRIBUTED.config,
     "open_clip_config.json",
@@ -76,8 +76,8 @@ class WebFolder:
     address: str
     is_on_hub: bool  # whether the server is the Hub, which redirects to signed addresses
     access: RemoteAccess
-    required: Sequence[str] = ()  # files that the address names
-    refusals: list[Refused] = field(default_factory=list)  # answers for files that may be absent
+    required: Sequence[str] = ()  # files in the address
+    refusals: list[Refused] = field(default_factory=list)  # answers for optional files
 
     def file(self, name: str) -> RemoteFile | None:
         """Open a file by its name; None if the folder lacks an optional file."""

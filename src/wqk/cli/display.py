@@ -90,7 +90,7 @@ def output() -> Console:
 
 def say(message: str) -> None:
     """Print lines on standard error, above a progress bar, if any."""
-    # The bar replaces standard error by a stream of its own, which click.echo would bypass.
+    # The bar replaces standard error by another stream; click.echo would bypass this stream.
     print(printable(without_secrets(message)), file=sys.stderr, flush=True)
 
 

@@ -243,7 +243,7 @@ class Boundary(click.Group):
             tell(problem)
             context.exit(2)
         if problem := too_small():
-            click.echo(f"wqk: {problem}", err=True)  # what `tell` imports needs memory
+            click.echo(f"wqk: {problem}", err=True)  # imports of `tell` need memory
             context.exit(2)
         try:
             return super().invoke(context)
@@ -399,7 +399,7 @@ def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
                 value = "" if parameter.is_flag else f" {parameter.make_metavar(error.ctx)}"
                 usages |= {option: f"{option}{value}" for option in parameter.opts}
     name = error.option_name
-    if error.message and "; " in error.message:  # it has advice already
+    if error.message and "; " in error.message:  # the error already has advice
         return error
     advice = option_advice(name, usages, verb)
     if not advice and (similar := get_close_matches(name, usages, n=1, cutoff=ALIKE)):

@@ -30,7 +30,7 @@ class PathType(click.Path):
 
 
 DEMO_PREFIX = "demo:"
-# Names that no repository has, and that are meant for the package's own models.
+# Names meant for the package's own models; no repository has these names.
 DEMO_NAMES = ("demo", "encoder", "decoder", "induction")
 
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import click
 
-# Parameters that are models, which the command opens.
+# Parameters for models; the command opens these models.
 MODEL_PARAMETERS = ("ref", "reference", "candidate")
 
-# The parameter that receives progress; it is no option.
+# The parameter for progress; not an option.
 PROGRESS = "on_progress"
 
 REQUIRED = object()

@@ -20,17 +20,17 @@ QUERY = re.compile(r"(?P<before>|.*_|[wW])(?P<role>queries|query|q|Q)(?P<after>|
 KEY_OF = {"queries": "keys", "query": "key", "q": "k", "Q": "K"}
 VALUE_OF = {"queries": "values", "query": "value", "q": "v", "Q": "V"}
 
-# Modules that hold queries, keys and values together, and their usual layout.
+# Modules with queries, keys and values together, and the usual layout.
 FUSED = {
     r"(?:[wW]_?|to_|attn_|in_)?qkv(?:_.*)?": "sectioned",
     r"c_attn|in_proj(?:_weight)?|W_pack": "sectioned",
     r"query_key_value": "grouped",
 }
-# Biases that have names of their own.
+# Biases with separate names.
 BIASES = ("in_proj_bias", "qkv_bias", "q_bias", "v_bias")
 
 NORM_WORDS = {"norm", "norms", "layernorm", "rmsnorm", "ln"}
-# Words that do not show which projection a module is.
+# Words without information about the kind of projection.
 FILLERS = {"", "proj", "lin", "linear", "to", "w", "dense", "attn", "layer", "rms"}
 ALIASES = {"query": "q", "queries": "q", "key": "k", "keys": "k", "added": "add"}
 NORM_PARAMETERS = ("weight", "bias", "gamma", "beta")

@@ -36,7 +36,7 @@ WORDS = {
     "depth": ("depth",),
 }
 MODALITIES = ("vision", "audio", "text")
-# Stacks that are named like their part.
+# Stacks with the name of their part.
 NAMED_AS_PART = {"encoder", "unknown", *MODALITIES}
 # Keys of the width of the inputs, and of the number of layers.
 WIDTHS = ("hidden_size", "d_model", "n_embd", "n_state", "embed_dim", "encoder_hidden_size")
@@ -268,7 +268,7 @@ def _first_value(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return next((config[key] for key in keys if key in config), None)
 
 
-# What distinguishes prefixes, tried in this order while there are several.
+# Properties that distinguish prefixes, tried in this order while there are several.
 CRITERIA: tuple[Callable[[str, ModelComponent, Tensors], bool], ...] = (
     _names_configuration,
     _has_first_word,

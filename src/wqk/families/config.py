@@ -497,7 +497,7 @@ def kind_of_layer(
         return str(first[layer])
     if period is None or len(repeat) < 2:
         return str(repeat[layer % len(repeat)])
-    # One layer of each period is like no other: its first or its last.
+    # One layer of each period is different from the others: the first or the last.
     is_first_special = repeat[0] != repeat[1] and repeat[0] != repeat[-1]
     if is_first_special:
         return str(repeat[0] if layer % period == 0 else repeat[1])

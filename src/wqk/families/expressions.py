@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-# Looks up a key; returns None where the configuration does not set it.
+# Returns the value of a key; None if the configuration does not set the key.
 Lookup = Callable[[str], Any]
 
 PLAIN_KEY = re.compile(r"[^\W\d]\w*(\.\w+)*")
@@ -76,7 +76,7 @@ def parse(text: str) -> ast.expr:
     Traceback (most recent call last):
     ValueError: 'max(a, b)': 'max(a, b)' is not part of the grammar of family files
     """
-    if PLAIN_KEY.fullmatch(text):  # also keys that are words of Python, such as `lambda`
+    if PLAIN_KEY.fullmatch(text):  # also keys equal to Python's keywords, such as `lambda`
         return ast.Name(text)
     if len(text) > LONGEST:
         raise ValueError(

@@ -43,7 +43,7 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
         try:
             return infer_family(checkpoint, count_heads)
         except UnknownFamily:
-            # The error of the known family shows best what its tensors should have been called.
+            # The error of the known family shows the expected names of tensors.
             return family
 
 

@@ -19,12 +19,12 @@ from wqk.families.composites import MODALITIES, WIDTHS
 from wqk.families.model_types import hints_for_guesses, proven_version
 from wqk.families.rules import HEAD_WIDTHS, AttentionRule, Family
 
-# Keys under which configurations count heads; what precedes them is a part of the model.
+# Keys for numbers of heads; the text before a key names a part of the model.
 HEADS = re.compile(
     r"(?:(?P<part>\w+?)_)??(?:num_attention_heads|attention_heads|num_attn_heads|num_heads|n_heads?"
     r"|nheads?|heads?)"
 )
-# Words of keys that count other heads than those of queries.
+# Words in keys for numbers of heads, but not of query heads.
 NO_QUERIES = {"key", "kv", "value", "linear", "index", "mamba", "ssm", "query_group"}
 KEY_HEADS = (
     "num_key_value_heads",
@@ -35,7 +35,7 @@ KEY_HEADS = (
 )
 # Names of nested configurations that belong to the whole model.
 WHOLE = {"model", "transformer", "attention", "attn", "args", "params", "model_args", "hparams"}
-DEEPEST = 3  # nested configurations in which heads are counted
+DEEPEST = 3  # nested configurations with numbers of heads
 
 # Words of names by which attention is cross-attention.
 CROSS = ("cross", "encoder_attn", "encdec", "enc_dec")

@@ -35,7 +35,7 @@ FUSED_LAYOUTS = ("sectioned", "conv1d", "grouped")
 # Root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")
 
-# Columns that are transposed at a time.
+# Number of columns to transpose at a time.
 CACHED = 16
 
 # Last part of messages about shapes.

@@ -18,9 +18,9 @@ import msgspec
 
 # Keys that are read in part, and do more.
 ALSO_UNREAD = re.compile("mrope|^layer_types$")
-# Keys under which everything is read.
+# Keys with all nested values read.
 ROTATIONS = {"rope_parameters", "rope_scaling", "per_layer_config"}
-# Keys that are read besides the keys that rules name.
+# Keys to read, in addition to the keys in rules.
 READ = frozenset(
     {
         "attention_layers",
@@ -39,7 +39,7 @@ READ = frozenset(
         "windowed_kind",
     }
 )
-# Of these keys, those that a guess does not read.
+# Keys of `READ` that a guess does not read.
 POSITIONS_AND_WINDOWS = READ - {"head_dim"}
 
 
@@ -239,7 +239,7 @@ def unread_settings(
         read -= POSITIONS_AND_WINDOWS
         rotations = set()
     settings: dict[tuple[str, ...], Any] = {}
-    # Values to be visited: their keys, and the model type of the configuration that holds them.
+    # Values to visit, with keys and the model type of their configuration.
     queue: list[tuple[tuple[str, ...], Any, object]] = [((), config, None)]
     while queue:
         path, value, model_type = queue.pop(0)

@@ -93,7 +93,7 @@ def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionP
     distinct: list[AttentionPlan] = []
     for number, plans in enumerate(by_rule):
         places = places_by_rule[number]
-        # Numbers of the rules that share a place with this one, which is among them.
+        # Numbers of the rules with a common place, including this rule.
         rivals = [n for n, other_places in enumerate(places_by_rule) if other_places & places]
         if len(rivals) == 1:
             distinct += plans
@@ -158,7 +158,7 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
     planner = _Planner(config, family, rule, groups)
     with_keys = layers[: len(layers) - keyless]
     plans = [planner.plan(layer, match) for layer, match in with_keys]
-    # A layer without keys attends with those of the last layer of its kind that has keys.
+    # A layer without keys uses the keys of the last layer of its kind with keys.
     sources = {
         config.layer_type(layer): (plan, match)
         for plan, (layer, match) in zip(plans, with_keys, strict=True)

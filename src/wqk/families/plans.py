@@ -204,7 +204,7 @@ class AttentionPlan:
             return self.rotary.longest
         if self.positional is not None:
             return self.positional.rotary.longest
-        # Queries that grow with their position do not grow before this token.
+        # Queries that grow with position grow from this token on.
         return self.grows_from - 1 if self.grows_from else self.grows_from
 
     @property

@@ -491,7 +491,7 @@ def rotary_parameters(
     if kinds:
         return _of_named_kind(stored, _kind(kinds, config, layer))
     kind = config.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
-    scaled_kinds = config.default("scaled")  # where kinds of layers have parameters of their own
+    scaled_kinds = config.default("scaled")  # kinds of layers have separate parameters
     if not isinstance(scaled_kinds, list):
         if not _is_by_kind(stored):
             return stored
@@ -505,8 +505,8 @@ def rotary_parameters(
         defaults = config.default("rope_parameters") or {}
         parameters = {"rope_type": "default", **defaults.get(kind, {})}
     if kind in scaled_kinds and not _is_by_kind(stored):
-        parameters = parameters | (config.in_file("rope_scaling") or {})  # as older files have it
-    # Where a class has kinds, transformers looks for `truncate` next to them, and finds none.
+        parameters = parameters | (config.in_file("rope_scaling") or {})  # as in older files
+    # For classes with kinds, transformers looks for `truncate` next to the kinds, in vain.
     return {key: value for key, value in parameters.items() if key != "truncate"}
 
 

@@ -50,10 +50,10 @@ TENSOR_KEYS = (
     "temperature",
     "softplus",
 )
-REST = "*"  # the width of a section that takes an equal share of what the others leave
-LOCAL = "local"  # a window whose size no key has
+REST = "*"  # width of a section with an equal share of the rest
+LOCAL = "local"  # a window without a key for its size
 
-# Values of keys that have no others; of a key with a list, its entries.
+# Allowed values of keys; for keys with lists, allowed entries.
 VALUES: Mapping[str, Mapping[str, Collection[str | int]]] = {
     "AttentionRule": {
         "kind": ("self", "cross", "linear", "state-space"),
@@ -75,10 +75,10 @@ LATENT_KEYS = ("key_inner", "key_inner_norm", "content_width", "position_width")
 class RotaryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rotary parameters of a kind of layers whose key differs from the kind."""
 
-    parameters: str  # their key among ``rope_parameters``
+    parameters: str  # key in ``rope_parameters``
     base: tuple[Expression, ...]  # keys of the base in files without such parameters
     scaled: bool = True  # whether a scaling for all layers is one of these layers, too
-    amplitude: float | None = None  # attention factor of that scaling, where none is set
+    amplitude: float | None = None  # attention factor of the scaling, unless set
 
     def __post_init__(self) -> None:
         _require_readable(self)
@@ -95,7 +95,7 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fraction: tuple[Expression, ...] = ("partial_rotary_factor",)  # rotated share of the head width
     width: tuple[Expression, ...] = ()  # or the number of rotated dimensions itself
     base: tuple[Expression, ...] = ("rope_theta",)
-    local_base: tuple[Expression, ...] = ()  # base in windowed layers, where it may differ
+    local_base: tuple[Expression, ...] = ()  # base in windowed layers, if different
     # 2: the first planes turn with a patch's row, as many others with its column; 3: with its time,
     # row and column
     axes: int = 1
@@ -105,15 +105,15 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alternating: bool = False  # each axis takes every second frequency, not all of them
     mixed: bool = False  # planes of columns and of rows take turns, columns first
     columns_first: bool = False  # the first half of the planes turns with the column
-    apart: bool = False  # each axis turns a part of the head of its own
-    last: bool = False  # a head's last dimensions are rotated, not its first ones
+    apart: bool = False  # each axis turns a separate part of the head
+    last: bool = False  # the last dimensions of a head are rotated, not the first
     kinds: dict[str, RotaryKind] = {}  # by kind of layer
     in_turns: bool = False  # positions are coordinates from -1 to 1, frequencies whole turns
     alpha: bool = False  # "dynamic" scaling may have a fixed `alpha` that stretches the base
     reversed: bool = False  # rotates in the opposite direction
-    before_norm: bool = False  # queries and keys are normalized after they have been rotated
+    before_norm: bool = False  # queries and keys are normalized after the rotation
     only_if: Expression = ""  # switches of models that are rotary or not
-    layers: tuple[Expression, ...] = ()  # list of the layers that are rotary
+    layers: tuple[Expression, ...] = ()  # list of rotary layers
     every: tuple[Expression, ...] = ()  # a number n; every n-th layer is not rotary
     backward: bool = False  # counted from the last layer, which is the first that is not rotary
     windowed_only: bool = False  # layers with full attention have no positions
@@ -137,41 +137,41 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str = "self"  # or "cross"; without a softmax "linear" or "state-space"
     only_if: Expression = ""  # switches of models that have this attention; see Config.holds
 
-    # Tensors. A bias has a name only where it is not the weight's own ".bias".
+    # Tensors. A bias is named only if it is not the weight's own ".bias".
     layout: str = "separate"  # see wqk.families.layouts
     query: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     value: tuple[str, ...] = ()
     output: tuple[str, ...] = ()  # W_o, for the value-output circuit
-    output_norm: tuple[str, ...] = ()  # what heads put out is normalized before W_o
+    output_norm: tuple[str, ...] = ()  # norm of the heads' outputs, before W_o
     key_scale: tuple[Expression | float, ...] = ()  # factors of the keys' content, as in ``scale``
     value_scale: tuple[Expression | float, ...] = ()  # factors of the values
     query_bias: tuple[str, ...] = ()
     value_bias: tuple[str, ...] = ()
-    fused: tuple[str, ...] = ()  # the tensor that holds several sides
-    # What it holds, where that is not queries, keys and values: a role, its heads, its width.
+    fused: tuple[str, ...] = ()  # the tensor with several sides
+    # Parts of the fused tensor, unless queries, keys and values: role, heads, width.
     sections: tuple[tuple[str, ...], ...] = ()
-    section_blocks: Expression = ""  # how often these repeat
+    section_blocks: Expression = ""  # number of repetitions of the sections
     query_inner: tuple[str, ...] = ()  # "latent": from the input to the latent
     key_inner: tuple[str, ...] = ()
     query_inner_norm: tuple[str, ...] = ()  # norm of the latent
     key_inner_norm: tuple[str, ...] = ()
-    prefix: str | None = None  # what stands before all names; None for anything
+    prefix: str | None = None  # text before all names; None for any text
     exact: bool = False  # whether None means one prefix of all attention, as in users' own files
 
     # Norms between projection and score.
     query_norm: tuple[str, ...] = ()
     key_norm: tuple[str, ...] = ()
     norm: str = "rms"  # or "layer"
-    norm_gain: bool = True  # false where they have none, and so no tensors
-    norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
+    norm_gain: bool = True  # false for norms without a gain, and so without tensors
+    norm_offset: float = 0.0  # 1 if stored gains are differences from 1
     norm_epsilon: tuple[Expression, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
 
-    # The norm whose output is projected.
+    # The norm before the projections.
     input_norm: tuple[str, ...] = ()  # feeds the queries, and the keys of self-attention
-    first_input_norm: tuple[str, ...] = ()  # the same in layer 0, where it differs
+    first_input_norm: tuple[str, ...] = ()  # the same for layer 0, if different
     key_input_norm: tuple[str, ...] = ()  # feeds the keys of cross-attention
-    input_scale: tuple[Expression | float, ...] = ()  # factors of what it puts out, as in ``scale``
+    input_scale: tuple[Expression | float, ...] = ()  # factors of the norm's output, see ``scale``
     input_norm_kind: str = "rms"
     input_norm_offset: float = 0.0
     input_norm_epsilon: tuple[Expression, ...] = (
@@ -180,10 +180,10 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Numbers.
     layers: tuple[Expression, ...] = ("num_hidden_layers",)
-    every_layer: bool = True  # false where some layers have no such attention
+    every_layer: bool = True  # false if some layers lack this attention
     heads: tuple[Expression, ...] = ("num_attention_heads",)
     key_heads: tuple[Expression, ...] = ("num_key_value_heads",)
-    value_heads: tuple[Expression, ...] = ()  # where values have other heads than keys
+    value_heads: tuple[Expression, ...] = ()  # if values and keys have different heads
     applied_in_total: tuple[
         Expression | float, ...
     ] = ()  # applications of shared layers, as in ``scale``
@@ -198,33 +198,33 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip: Expression = ""  # largest absolute value of queries and keys
     sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
-    softplus: tuple[str, ...] = ()  # whose softplus multiplies each dimension of the queries
-    # In layers without rotary positions, queries grow with theirs: from which token on.
+    softplus: tuple[str, ...] = ()  # softplus: factor of each query dimension
+    # First token from which queries grow with positions, in layers without rotary positions.
     grows_from: tuple[Expression, ...] = ()
-    grows_if: Expression = ""  # switch of models whose queries grow
+    grows_if: Expression = ""  # switch of models with growing queries
     rotary: RotaryRule | None = None
-    position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
+    position: str = ""  # term that is added to the form's scores: alibi, relative, ...
     position_if: Expression = ""
-    position_uses: tuple[str, ...] = ()  # sides that this, or a convolution, is made with
+    position_uses: tuple[str, ...] = ()  # sides for the added term, or for a convolution
     position_uses_if: dict[str, Expression] = {}  # by side: switches of models that use the side
     whole_score: bool = True  # false if the score has terms that no key describes
-    joint: bool = False  # tokens of two streams, with projections of their own, meet in one softmax
+    joint: bool = False  # one softmax over tokens of two streams with separate projections
     causal: bool = False
-    causal_if: Expression = ""  # configuration flag of models that are either
-    # Modules under which the class that runs masks later tokens, or does not.
+    causal_if: Expression = ""  # flag of models that may be causal or not
+    # Modules in which the running class masks later tokens, or does not.
     causal_under: dict[str, bool] = {}
     window: tuple[Expression, ...] = ()  # size of local attention
-    window_axes: int = 1  # 2 where windows are squares of an image
-    rotary_only: tuple[str, ...] = ()  # "norm", "window": others than rotary layers have none
+    window_axes: int = 1  # 2 if windows are squares of an image
+    rotary_only: tuple[str, ...] = ()  # "norm", "window": in rotary layers only
     window_counts: str = ""  # "each side": the tokens on one side; "itself": the token's own too
 
-    config: str = ""  # the nested configuration that the keys above are in
+    config: str = ""  # nested configuration with the keys above
     defaults: dict[str, Any] = {}  # of absent keys
-    model_type: str = ""  # whose other defaults hold where it is not said; by default its own
-    guess: str = ""  # how the rule was guessed from tensor names, if it was
+    model_type: str = ""  # type with defaults for further keys; by default its own
+    guess: str = ""  # how the rule was guessed from tensor names, if so
     partial: str = ""  # why one form per head is not the whole score
-    between: tuple[str, ...] = ()  # "linear": what stands between the products and the outputs
-    note: str = ""  # what else a reader of the form should know
+    between: tuple[str, ...] = ()  # "linear": operations between products and outputs
+    note: str = ""  # further facts for readers of the form
 
     def __post_init__(self) -> None:
         _require_known_values(self)
@@ -326,13 +326,13 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The attentions of models with one naming of tensors."""
 
     name: str
-    model_types: tuple[str, ...] = ()  # none for one that is given by its file
+    model_types: tuple[str, ...] = ()  # empty if a file defines the family
     attention: tuple[AttentionRule, ...] = ()
     refusal: str = ""  # why the attention of these models is not one form per head
-    # Attention without a softmax besides, by name in mixers.toml.
+    # Further attention without a softmax, by name in mixers.toml.
     mixers: tuple[str, ...] = ()
     with_parts: bool = False  # whether parts of known types are read as well
-    runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
+    runs_as: str = ""  # model type with code for these weights, if transformers lacks another
     runs_with_head: bool = False  # whether only the model with its head has all of the attention
 
 
@@ -369,7 +369,7 @@ def _require_readable(rule: msgspec.Struct) -> None:
         value = getattr(rule, key)
         texts: Iterable[object]
         if isinstance(value, str):
-            texts = [value] if value else []  # an empty one is none
+            texts = [value] if value else []  # "" stands for no expression
         else:
             texts = value.values() if isinstance(value, dict) else value
         for text in texts:

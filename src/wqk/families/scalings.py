@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Names of a rotation without scaling.
 PLAIN = ("default", "mrope", "axial")
-# Scalings that give texts beyond some length other frequencies than shorter ones.
+# Scalings with different frequencies for texts above some length.
 BY_LENGTH = ("longrope", "su", "dynamic")
 
 Frequencies = Float[np.ndarray, " pairs"]

@@ -78,7 +78,7 @@ class Match:
         if names or isinstance(projection, Composed):
             return self.part(names)
         name = f"{projection.tensor.removesuffix('weight')}bias"
-        # PyTorch's attention has one bias, even if keys of another width have weights of their own.
+        # PyTorch's attention has one bias, even if keys of another width have separate weights.
         whole = re.sub(r"(?<=\.)[qkv]_proj_bias$", "in_proj_bias", name)
         if whole != name and whole in self.tensors:
             size = projection.heads * projection.head_width
@@ -156,7 +156,7 @@ def _layers_of_spelling(
     """Return the layers with query weights of these names; see `find_layers`."""
     all_prefixes = sorted({name["prefix"] for name in names})
     prefix = all_prefixes[0]
-    if len(all_prefixes) > 1 and prefix:  # a tensor of exactly this name is the intended one
+    if len(all_prefixes) > 1 and prefix:  # a tensor with exactly this name has precedence
         raise CheckpointError(
             f"two sets of tensors match {query!r}, under "
             f"{prefix!r} and {all_prefixes[1]!r}; expected one; name it with a family file "

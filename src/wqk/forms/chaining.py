@@ -353,7 +353,7 @@ def gamma_tail(z: np.ndarray, skewness: np.ndarray) -> np.ndarray:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         degrees = 8 / np.maximum(skewness, 1e-9) ** 2
-        ratio = np.maximum(1 + z * np.sqrt(2 / degrees), 0)  # of a chi-square to its mean
+        ratio = np.maximum(1 + z * np.sqrt(2 / degrees), 0)  # ratio of a chi-square to its mean
         cube_root = np.cbrt(ratio)  # nearly normal
         variance = 2 / (9 * degrees)  # of the cube root
         mean = 1 - variance
@@ -478,7 +478,7 @@ def _rescaled(form: BilinearForm) -> BilinearForm:
     float64, which takes many times longer. If one factor is zero, the other becomes zero as well.
     """
     xp = array_namespace(form.query, form.key)
-    # Forms that share a factor have one scale: the last axis of the stack belongs to them.
+    # Forms with a common factor, along the last axis of the stack, have one scale.
     has_shared_factor = form.query.shape[:-2] != form.key.shape[:-2]
     axes = (-3, -2, -1) if has_shared_factor else (-2, -1)
 
@@ -493,7 +493,7 @@ def _rescaled(form: BilinearForm) -> BilinearForm:
         exponent = np.log2(key_size / query_size) / 2
     exponent = np.nan_to_num(exponent, posinf=0, neginf=0)
     scale = np.exp2(np.round(exponent).clip(-60, 60))  # stays far from the ends of float32
-    is_zero = query_size * key_size == 0  # false where an entry is not finite
+    is_zero = query_size * key_size == 0  # false if an entry is not finite
     query_scale = np.where(is_zero, 0.0, scale)
     key_scale = np.where(is_zero, 0.0, 1 / scale)
 

@@ -41,7 +41,7 @@ from wqk.forms.kernels import directionalities
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Other libraries' names for what a form has.
+# Names in other libraries for attributes of a form.
 FORM_SYNONYMS = {
     "A": "query",
     "B": "key",
@@ -57,7 +57,7 @@ FORM_SYNONYMS = {
     **dict.fromkeys(("low_rank", "truncate"), "svd()"),
     "stable_rank": "form.norm**2 / form.S[0] ** 2",
 }
-# Names of arrays: a form has them as its dense matrix.
+# Names of attributes of arrays, which the dense matrix has.
 ARRAY_CALLS = {name: f"numpy().{name}" for name in dir(np.ndarray) if not name.startswith("_")}
 
 

@@ -174,7 +174,7 @@ def draw_with_norms(
     ):
         for chosen, color, width in ((~outlying, "#b8bcc2", 0.7), (outlying, OUTLIER, 1.3)):
             lines(np.flatnonzero(chosen), 0, norms[chosen], color=color, linewidth=width)
-    # Rows and columns on one scale: which side has the longer ones is what the picture shows.
+    # Rows and columns have one scale, for a comparison of the two sides.
     longest = 1.05 * float(max(image.column_norms.max(), image.row_norms.max())) or 1.0
     columns.set_ylim(0, longest)
     columns.spines["left"].set_position(("outward", 2))

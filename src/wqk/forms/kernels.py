@@ -130,7 +130,7 @@ class Moments:
 
     @property
     def _xp(self) -> Any:
-        return array_namespace(self.query, self.key)  # a module, which no pickle can hold
+        return array_namespace(self.query, self.key)  # modules cannot be pickled
 
 
 class Identities(Moments):

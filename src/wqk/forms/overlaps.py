@@ -192,7 +192,7 @@ def by_tiles(
     strip_count = -(-width // TILE)
     edges = [width * n // strip_count for n in range(strip_count + 1)]
     strips = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
-    # The matrices are symmetric: tiles below the diagonal repeat those above it.
+    # The matrices are symmetric: tiles below and above the diagonal are equal.
     tiles = list(itertools.combinations_with_replacement(range(strip_count), 2))
     largest_tile = max(strip.stop - strip.start for strip in strips) ** 2
 

@@ -194,7 +194,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     xp = array_namespace(heads.query, heads.key)
     layer = heads.sum() if layer is None else layer
     key_heads, queries_per_key = heads.stack
-    # Heads and layer have exponents of their own; the terms need a common one.
+    # Heads and layer have different exponents; the terms need a common exponent.
     power = heads.moments.exponent - layer.moments.exponent
     within = layer.moments.share(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)))
     dots = xp.linalg.vecdot(heads.moments.query, heads.moments.key, axis=-2)
@@ -202,7 +202,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     diagonal = xp.sum(single_terms, axis=1)  # C_kk, (G, R)
     pair_terms = layer.moments.trace_of_square - xp.sum(diagonal**2)  # Σ_{k≠l} C_kl C_lk
     dimensions = key_heads * heads.rank  # r
-    # The probability that two dimensions fall to one key head, and their queries to one head.
+    # Probability that two dimensions belong to one key head, and the queries to one head.
     probability = (heads.rank - 1) / max(1, dimensions - 1) / queries_per_key
     between = layer.moments.share(layer.moments.trace_of_square) - within
     within_random = layer.moments.share(xp.sum(single_terms**2) + probability * pair_terms)
@@ -356,7 +356,7 @@ def holm(p: np.ndarray, tests: int | None = None) -> np.ndarray:
 # Standard errors by which a statistic may differ from its value for independent entries.
 STANDARD_ERRORS = 5.0
 
-# Rows taken at a time, so that their entries stay in a core's cache.
+# Rows at a time, so that the entries fit a core's cache.
 ROWS_AT_ONCE = 64
 
 # Forms drawn for a range: another one falls between the least and the largest with probability

@@ -136,7 +136,7 @@ def _length(vector: Array, image: Array) -> float:
 # Up to this rank σ₁ is computed by squaring a matrix, which is faster for many small forms.
 LARGEST_SQUARED = 256
 
-# Random forms of higher rank are drawn at this one: their measures scale, at equal R/D.
+# Largest rank of randomly drawn forms: at equal R/D, measures scale with the rank.
 LARGEST_DRAW = 256
 
 

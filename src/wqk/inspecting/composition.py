@@ -84,7 +84,7 @@ COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)
 # holds reading blocks. Larger batches save time, because each batch computes its readers anew.
 MEMORY, FREE_SHARE, BATCH = 800_000_000, 0.25, 0.6
 
-# Circuits that are read at the same time. Their weights need most of the memory.
+# Number of circuits in memory at the same time; weights need most of the memory.
 CIRCUITS_AT_ONCE = 4
 
 # Pairs on a terminal.

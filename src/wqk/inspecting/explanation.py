@@ -56,7 +56,7 @@ class TensorUse:
     bytes: int
 
 
-# Attributes that one might expect, and the attributes that replace them.
+# Attributes that users may expect, and the attributes to use instead.
 EXPLANATION_SYNONYMS = {
     "names": "uses",
     "size": "bytes_to_read",
@@ -249,7 +249,7 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
         yield f"{block}: partial: {plan.reason}."
     for omission in omissions(plan):
         if omission.kind == "mixing":
-            continue  # the reason lists them
+            continue  # the reason lists these layers
         yield f"{block}: {omission.explanation}."
     if plan.applications > 1:
         yield f"{block}: each layer's weights are applied {plan.applications} times."

@@ -27,7 +27,7 @@ from wqk.tables.sheet import Sheet
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Pairs of heads that are printed.
+# Number of printed pairs of heads.
 MOST_PAIRS = 8
 
 

@@ -43,7 +43,7 @@ SAMPLED, UNITS = 64, 32
 # heads a and b share a key head: the products of all queries would take most of the time.
 WIDE = 2048
 
-# Families whose residual stream holds sinusoids by design, so that its coordinates have meanings.
+# Families with sinusoids in the residual stream by design: coordinates have meanings.
 SINUSOIDAL = {
     "conditional_detr",
     "ctrl",
@@ -332,7 +332,7 @@ def _spectra(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     roots = roots.repeat(heads_per_key_head, axis=0)
     products = roots @ queries.astype(np.float64) @ roots.swapaxes(-1, -2)
     ascending = np.linalg.eigvalsh(products)
-    squares = ascending[:, ::-1].clip(min=0)  # rounding leaves small negative ones
+    squares = ascending[:, ::-1].clip(min=0)  # rounding leaves small negative values
     spectra = np.sqrt(squares)
     norms = np.linalg.norm(spectra, axis=1, keepdims=True)
     divisors = np.where(norms > 0, norms, 1.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 # Two models are related up to RELATED. A layer counts as matched up to MATCHED, of its own p.
 RELATED, MATCHED = 0.001, 0.01
-# Singular values that are closer than usual by this factor are mentioned.
+# Factor by which reported singular values are closer than usual.
 CLOSE_SPECTRA = 0.2
-# Forms that have changed by more than their own size may share no more than their start.
+# Forms with changes larger than their own size may have only the start in common.
 START = 1.0
 # Embeddings or gains with a larger correlation are alike; those of unrelated models reach .02.
 CORRELATED = 0.2

@@ -113,13 +113,13 @@ def parent_of(plan: AttentionPlan) -> str:
     key = module_of(plan.key.tensor).split(".")
     parent = query[:-1] if query == key else _parent_of_both(query, key)
     if parent and "qkv" in parent[-1] and "att" not in parent[-1]:
-        parent = parent[:-1]  # a module that only projects
+        parent = parent[:-1]  # this module only projects
     return ".".join(parent)
 
 
 def _parent_of_both(query: list[str], key: list[str]) -> list[str]:
     """Return the path of the module around two modules; if layers share keys, the query's."""
-    depth = 0  # the number of names that both paths begin with
+    depth = 0  # number of equal names at the beginning of both paths
     for query_name, key_name in zip(query, key, strict=False):
         if query_name != key_name:
             has_key_of_other_layer = query_name.isdigit() and key_name.isdigit()

@@ -172,7 +172,7 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
             if self._clip is not None:
                 medians["wqk/clipped_heads"] = float(self._clipped)
             self._clipped = 0
-            should_log = control.should_log  # which the Trainer resets whenever it logs
+            should_log = control.should_log  # the Trainer resets this after logging
             self._trainer.log(medians)
             control.should_log = should_log
 

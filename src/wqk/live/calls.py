@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 # Entries of a tile: on a processor, where tiles stay in the cache, and on an accelerator.
 CACHED_TILE, DEVICE_TILE = 2**19, 2**25
 
-# A pair whose score lies this far below its logit is hidden: masks add −10,000 or less.
+# A pair is hidden if its score is this far below the logit: masks add −10,000 or less.
 HIDDEN = -5e3
-# In half precision, rounding may lower a score by this share of its logit besides.
+# In half precision, rounding may lower a score further, by this share of the logit.
 ROUNDED = 0.02
 
-# Names under which modules keep the number of their heads.
+# Names of the number of heads in modules.
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
 
 
@@ -56,7 +56,7 @@ class RunningModule(NamedTuple):
 
     path: str
     module: Any
-    reads_another: bool = False  # keys of another sequence than the queries, where that shows
+    reads_another: bool = False  # keys of another sequence than the queries, if known
 
 
 class Tile(NamedTuple):
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
     rows: slice
     logits: torch.Tensor  # (B, H, I, J): scaled products; or scores, if no products were seen
     scores: torch.Tensor  # (B, H, I, J): what the softmax takes, of visible pairs
-    weights: torch.Tensor | None  # (B, H, I, J): what the softmax returned, if it was observed
+    weights: torch.Tensor | None  # (B, H, I, J): result of the softmax, if observed
     visible: torch.Tensor | None  # (1 or B, 1 or H, 1 or I, J); None if all pairs are visible
 
     def attention(self) -> torch.Tensor:
@@ -336,7 +336,7 @@ class ObservedCall:
             visible = scores > HIDDEN
             return Tile(sequences, rows, scores, scores, weights, visible)
         added = scores - self.capped(logits)
-        # Where both overflow, their difference is not a number, and the pair is visible.
+        # If both overflow, the difference is not a number, and the pair is visible.
         hidden = added < HIDDEN - ROUNDED * logits.abs()
         return Tile(sequences, rows, logits, scores, weights, ~hidden)
 

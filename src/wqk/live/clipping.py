@@ -73,8 +73,8 @@ class Clipping(Result):
 
     limit: float | None  #: None if nothing was to be clipped.
     heads: tuple[ClippedHead, ...] = ()
-    notes: tuple[str, ...] = ()  #: What could not be clipped or measured, and why.
-    #: What this process measured, if a `Clipper` did.
+    notes: tuple[str, ...] = ()  #: Blocks that could not be clipped or measured, with reasons.
+    #: Logits measured in this process by a `Clipper`, if any.
     logits: Logits | None = None
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class BlockScaling(NamedTuple):
 
     scalings: list[Scaling]
     factors: Float[np.ndarray, " heads"]  # of W_qk, in effect
-    note: str  # on heads whose factors are not the requested ones; empty without any
+    note: str  # on heads with other factors than requested; empty if there are none
 
 
 class SideFactors(NamedTuple):
@@ -384,7 +384,7 @@ class Clipper(Advising):
         """Clip by the measured maxima of all processes, and return the clipping."""
         measured = self._meter.logits
         own_maxima, notes = _maxima(measured, self._plans, weights)
-        # In a distributed run, other processes may have measured passes that this one has not.
+        # In a distributed run, other processes may have measured other passes.
         is_known = self._meter.has_measured or not is_distributed()
         if is_known and not measured.blocks:
             notes.append("no pass in training mode was measured")
@@ -500,7 +500,7 @@ def _side_factors(
     smallest_by_key = requested.reshape(-1, sharing).min(1)
     one_by_query, one_by_key = np.ones_like(requested), np.ones(plan.key.heads)
     if query_reach is Reach.HEAD:
-        # Where single entries are limited, the other queries of a key would feel its factor.
+        # If single entries are limited, a key's factor would also affect other queries.
         scales_shared_keys = grouped == "both" and not plan.clip
         of_key = one_by_key
         if key_reach is Reach.HEAD and (sharing == 1 or scales_shared_keys):
@@ -681,7 +681,7 @@ def _maxima(
     if measured is None:
         return maxima, []
     for place, block in measured.blocks.items():
-        if isinstance(place, str):  # of a module that is no block of this model
+        if isinstance(place, str):  # the module is no block of this model
             continue
         if len(maxima.get(Place(*place), ())) != len(block.max_logit):
             raise FormError(

@@ -40,7 +40,7 @@ ENDINGS: dict[str, Predicts] = {
 
 BLOCK = 128  # tokens, by default
 AT_ONCE = 64  # blocks in a pass
-IGNORED = -100  # the label of tokens that are not predicted
+IGNORED = -100  # label of tokens without a prediction
 
 
 @dataclass(eq=False)
@@ -228,7 +228,7 @@ def _predicted_by_model(model: Any) -> Predicts:
     if class_name.endswith("ForPreTraining") and model.get_output_embeddings() is None:
         return "states"  # ELECTRA's discriminator
     if predicts == "sequence" and not model.config.is_encoder_decoder:
-        return "causal"  # a decoder that also sees pictures
+        return "causal"  # a decoder with images as further input
     return predicts
 
 

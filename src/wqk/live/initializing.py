@@ -445,7 +445,7 @@ def _planned(
     query, key, value = plan.query, plan.key, plan.value
     names = dict.fromkeys(part.name for part in _parts_of(plan))
     copies = {name: checkpoint.read([Part(name)])[0] for name in names}
-    trial = open_checkpoint(copies)  # reads the copies, with all that is written into them
+    trial = open_checkpoint(copies)  # reads the copies, with all changes
     before = _measured(trial, plan)
     if kind.draw:
         _draw(copies, checkpoint.name, plan, kind.draw, rng)

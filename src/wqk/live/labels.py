@@ -70,10 +70,10 @@ class LabeledHead:
     head: int
     previous_token: float  #: Mean weight of the token before the query.
     duplicate_token: float  #: Mean weight of the same token one period earlier.
-    induction: float  #: Mean weight of what followed the same token one period earlier.
+    induction: float  #: Mean weight of the token after the same token one period earlier.
     first_token: float  #: Mean weight of the first token, from queries of the second period.
     copying: float | None  #: ``Σ Re λ / Σ |λ|`` of W_E W_V W_O W_U; None if it is unknown.
-    labels: tuple[str, ...]  #: Scores that reach the threshold.
+    labels: tuple[str, ...]  #: Scores at or above the threshold.
 
     def row(self) -> dict[str, Any]:
         """Return the head as a row of a table."""
@@ -309,7 +309,7 @@ class _Patterns:
         for tile in call.tiles():
             weights = tile.attention()
             queries = torch.arange(tile.rows.start, tile.rows.stop, device=call.device)
-            is_repeated = queries >= self._period  # queries whose tokens were read before
+            is_repeated = queries >= self._period  # queries with repeated tokens
             queries = queries[is_repeated]
             rows += len(queries) * len(weights)
             targets = (  # the key that each query attends to, in the order of `PATTERNS`

@@ -32,7 +32,7 @@ def family_file(model: Model, learned: Mapping[Place, Learned]) -> str:
     for plans in plans_by_role.values():
         facts = {learned[plan.place] for plan in plans}
         if len(facts) != 1:
-            continue  # layers differ in their masks, which one rule does not say
+            continue  # one rule cannot describe layers with different masks
         rules.append(_filled_in(plans[0], facts.pop()))
     if not rules:
         return ""

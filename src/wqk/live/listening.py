@@ -25,9 +25,9 @@ class AttentionCall(NamedTuple):
     """One run of a block's attention, with the model's tensors."""
 
     plan: AttentionPlan
-    module: Any  # the module that holds both projections
+    module: Any  # the module with both projections
     arguments: Mapping[str, Any]  # arguments of the module, by name
-    inputs: Mapping[str, Any]  # of the ``query``, ``key`` and ``value`` projections, (B, N, D)
+    inputs: Mapping[str, Any]  # inputs of ``query``, ``key`` and ``value`` projections, (B, N, D)
     output: Any  # the module's output
 
     @property

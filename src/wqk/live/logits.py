@@ -45,10 +45,10 @@ COLUMNS = BlockLogits._fields
 class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
     """Logits and attention of all blocks in one or several passes, and reasons for gaps."""
 
-    #: By stack, kind and layer; blocks that no family describes, by the path of their module.
+    #: By stack, kind and layer; for blocks without a family, by the path of the module.
     blocks: Mapping[Place | str, BlockLogits]
     missing: Mapping[Place | str, str] = field(default_factory=dict)
-    #: Blocks whose scores were observed, but not their logits.
+    #: Blocks with observed scores, but without logits.
     scores: Collection[Place | str] = ()
     #: Whether dropout was on, so that another pass on the same batch has other logits.
     has_dropout: bool = False
@@ -307,8 +307,8 @@ class LogitMeter:
         self._model = weakref.ref(unwrapped(network))  # a meter keeps no model alive
         self._index = BlockIndex(network, self.plans)
         self._observer: Observer | None = None
-        self._measured = Measurement()  # of the passes that have ended
-        self._current = Measurement()  # of the pass that runs
+        self._measured = Measurement()  # of finished passes
+        self._current = Measurement()  # of the current pass
         self._passes = 0
 
     @property
@@ -433,7 +433,7 @@ class Measurement:
         """
         arranged = call.by_head(address.heads)
         if arranged is None:
-            # Scores of other heads, such as those by which sparse attention chooses its keys.
+            # Scores of other heads, such as the heads that choose keys in sparse attention.
             return
         if sequences is not None:
             arranged = arranged.first(sequences)

@@ -29,7 +29,7 @@ from wqk.tables.sheet import Sheet
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Bytes that kept matrices may take.
+# Largest size of kept matrices in bytes.
 LARGEST = 2**30
 
 

@@ -134,9 +134,9 @@ class Mixer:
         }
         self.place, self.part = ScorePlace(""), WHOLE
         self.roots: dict[Any, InputRoots] = {}  # by module
-        self._checked: set[Any] = set()  # modules that add masks as they add scores
+        self._checked: set[Any] = set()  # modules that add masks and scores in the same way
         self._probing = False  # whether a module runs only for the scores of reflected inputs
-        self._mirrored: dict[Any, Array] = {}  # these scores, transposed, by module
+        self._mirrored: dict[Any, Array] = {}  # transposed scores, by module
         self._rank_projections: dict[tuple[Any, int], Array] = {}  # by module and rank
         self._moments: dict[Any, np.ndarray] = {}  # second moments of inputs, by module
         self._involutions: dict[tuple[int, int], Array] = {}  # by width and number

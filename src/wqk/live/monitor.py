@@ -122,8 +122,8 @@ class LookCost(NamedTuple):
     """Cost of computing the scores of one step."""
 
     step: int  # optimizer steps done
-    seconds: float  # for which training waited
-    share: float  # of the time since the previous scores; NaN for the first
+    seconds: float  # waiting time of training
+    share: float  # share of the time since the previous scores; NaN for the first
 
 
 class WaitingLook(NamedTuple):
@@ -373,12 +373,12 @@ class Monitor(Advising, synonyms=SYNONYMS):
         self._waiting: WaitingLook | None = None
         self._awaits_pass = False
         self._logits: Logits | None = None
-        self._unlogged: dict[str, float] = {}  # numbers that the next call returns
+        self._unlogged: dict[str, float] = {}  # numbers for the next call
         self._step: int | None = None  # of the latest look
         self._has_begun = False  # whether the files were cut to the first step of this run
         self._previous: Snapshot | None = None
-        self._warned: set[str] = set()  # kinds of warnings that were logged
-        self._end_of_look = float("nan")  # time at which the latest look was over
+        self._warned: set[str] = set()  # kinds of logged warnings
+        self._end_of_look = float("nan")  # time of the end of the latest look
         self._show = _live_display() if live else None
         self._recent: ScoreTable | None = None  # layers of the last steps, for the live table
         self.latest: ScoreTable | None = None

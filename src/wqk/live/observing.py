@@ -73,7 +73,7 @@ class Observer:
         self._running: list[RunningModule] = []
         self._handles: list[Any] = []
         self._tracer = Tracer()
-        self._until_stop = ExitStack()  # what `start` has changed
+        self._until_stop = ExitStack()  # changes by `start`
         self._until_pass_ends = ExitStack()  # the mode, while a module runs
 
     @property
@@ -138,7 +138,7 @@ class Observer:
         if module not in self._paths or not self._running or is_repeated():
             return
         while self._running and self._running.pop().module is not module:
-            pass  # a module that failed before its own hook
+            pass  # this module failed before its own hook
         self._tracer.place = self._running[-1].path if self._running else ""
         has_parts = next(module.children(), None) is not None
         if self._tracer and has_parts:
@@ -181,7 +181,7 @@ class _Hook:
         return nullcontext().__exit__
 
     def __reduce__(self) -> Any:
-        # What a pickle names has to exist where it is loaded: a function of the standard library.
+        # Names in a pickle must exist on loading: a function of the standard library.
         return getattr, (nullcontext(), "__exit__")
 
 

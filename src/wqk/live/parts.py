@@ -97,7 +97,7 @@ class PartJob(NamedTuple):
 # The loss is differentiated by steps of this size.
 STEP = 0.05
 
-# Factors at which curves are drawn.
+# Factors for points of the curves.
 FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 

@@ -90,7 +90,7 @@ class Application(NamedTuple):
     query_input: np.ndarray  # (B, I, D)
     key_input: np.ndarray  # (B, J, D)
     calls: tuple[ObservedCall, ...] = ()
-    reported: np.ndarray | None = None  # probabilities that the module returned
+    reported: np.ndarray | None = None  # probabilities returned by the module
 
     def attentions(self, heads: int) -> Iterator[Attention]:
         """Return the observed attentions with this number of heads."""

@@ -63,7 +63,7 @@ BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel"
 class InputRequest(NamedTuple):
     """A requested input of a model: given tokens, or random input."""
 
-    tokens: Sequence[int] | None  # of one text; None for random texts
+    tokens: Sequence[int] | None  # tokens of one text; None for random texts
     length: int  # number of random tokens, or of frames of a sound
     random: np.random.Generator
 
@@ -224,7 +224,7 @@ MAIN_INPUTS: dict[str, Callable[..., Inputs]] = {
     "input_features": spectrum_input,
 }
 
-# Models that need more than their main input, by their model type.
+# Models that need several inputs, by model type.
 MODEL_INPUTS: dict[str, Callable[..., Inputs]] = {
     "audio-spectrogram-transformer": spectrogram_input,
     "clip": text_and_image_input,
@@ -538,7 +538,7 @@ def double_precision() -> Iterator[None]:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            # Bytes are what they are; `torch.load` puts them into an empty tensor of their type.
+            # Bytes stay unchanged: `torch.load` puts them into an empty tensor.
             is_empty = func is torch.empty and args and args[0] == (0,)
             if is_empty or func in (torch.Tensor.view, torch.frombuffer):
                 return func(*args, **(kwargs or {}))

@@ -195,7 +195,7 @@ def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     return rows.to("cpu", copy=True)
 
 
-# The columns that identify a row of one step.
+# The key columns of the rows of one step.
 ROW = ["stack", "kind", "layer", "head"]
 
 # Sizes whose medians are logged, if a table has them. Those of logits are logged once measured.

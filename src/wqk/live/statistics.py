@@ -27,7 +27,7 @@ ALL_ROWS = (0, 2)
 class BlockLogits(NamedTuple):
     """Logits and attention of one block, for each query head (H,)."""
 
-    max_logit: Float[np.ndarray, " heads"]  #: The largest logit; NaN if one of them is.
+    max_logit: Float[np.ndarray, " heads"]  #: The largest logit; NaN if any logit is NaN.
     logit_std: Float[np.ndarray, " heads"]  #: Standard deviation of the logits.
     attention_entropy: Float[np.ndarray, " heads"]  #: Mean over tokens, in nats.
     attention_top_share: Float[np.ndarray, " heads"]  #: Mean of a token's largest weight.
@@ -104,7 +104,7 @@ class HeadStatistics:
         first_tokens = None
         if visible_keys is not None:
             first_tokens = visible_keys.long().argmax(-1).expand(batch)
-        tokens = visible_keys if is_self and queries == keys else None  # those that are no padding
+        tokens = visible_keys if is_self and queries == keys else None  # without padding
         if call.is_relative:
             tokens = None
             self._first.fill_(math.nan)
@@ -145,7 +145,7 @@ class HeadStatistics:
             shares = _shares_of_scores(scores_below, first)
         pairs = _pairs_of_rows(tile.logits, shown)
         self._add_logits(below, highest, pairs, shown)
-        counts = pairs > 0  # the rows that count
+        counts = pairs > 0  # rows to count
 
         def total(values: torch.Tensor) -> torch.Tensor:
             """Return the sum of values (B, H, I) over the rows that count, (H,)."""
@@ -193,7 +193,7 @@ class HeadStatistics:
         row_sums = below.sum(-1).double()
         row_squares = torch.linalg.vector_norm(below, dim=-1).double().square()
         row_means = (highest + row_sums / row_pairs).masked_fill(is_empty, 0)
-        # Squares around the mean of all rows are those within rows and those between rows.
+        # Squares around the mean of all rows: squares within rows plus squares between rows.
         within = (row_squares - row_sums.square() / row_pairs).masked_fill(is_empty, 0)
         total_pairs = pairs.sum(ALL_ROWS)
         mean = (pairs * row_means).sum(ALL_ROWS) / total_pairs.clip(min=1)
@@ -255,7 +255,7 @@ def _below_highest(
     if shown is None:
         highest = values.amax(-1)
         return values - highest[..., None], highest
-    limit = HIDDEN_AT / (shown - 1)  # infinite where a pair is visible
+    limit = HIDDEN_AT / (shown - 1)  # infinite for visible pairs
     limited = torch.minimum(values, limit)
     highest = limited.amax(-1)
     return limited.sub_(highest[..., None]), highest

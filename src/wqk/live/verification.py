@@ -115,7 +115,7 @@ class VerifiedBlock:
     # product; None if it was not needed, or no such product was seen.
     form_difference: float | None
     contrast: float  # largest distance of the model's own attention from uniform
-    tolerance: float  # largest difference that passes
+    tolerance: float  # largest allowed difference
     # Largest absolute score of this input, before a cap and additive positions, and the largest
     # that any input can produce; None without a bound, or if the scale is not known.
     largest_score: float | None
@@ -668,7 +668,7 @@ def _check(
         largest_score = plan.score_scale * float(np.abs(products).max())
         scores = block.scores(products) + _added(plan, attention)
         shown = _expected_mask(plan, attention)
-    # Granite SWA gives sinks their share of the outputs, after what it reports.
+    # Granite SWA applies sinks to outputs, after the reported attention.
     takes_part = sinks is not None and not np.allclose(observed.sum(axis=-1), 1, atol=1e-6)
     # A finite number, as in models: a padded query may have no key in its window.
     masked = np.where(shown, scores, np.finfo(np.float64).min)
@@ -741,7 +741,7 @@ def _learned(plan: AttentionPlan, attention: Attention, products: np.ndarray) ->
     expected = (distance >= 0) if is_causal else np.ones_like(shown)
     if has_window:
         expected = expected & (distance <= back)
-    is_token = np.asarray(visible.any(axis=(1, 2)))[:, None, None]  # keys that are no padding
+    is_token = np.asarray(visible.any(axis=(1, 2)))[:, None, None]  # keys without padding
     expected = np.broadcast_to(expected & is_token, visible.shape)
     has_bias = bool(np.abs(attention.added).max(initial=0.0) > 1e-5)
     return Learned(

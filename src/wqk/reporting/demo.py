@@ -23,7 +23,7 @@ Name = Literal["encoder", "decoder", "induction"]
 COMPARED_MODELS: tuple[Name, ...] = (
     "encoder",
     "decoder",
-)  # the pair that the demonstration compares
+)  # the pair of the demonstration
 
 
 class Claim(NamedTuple):
@@ -124,7 +124,7 @@ def demo_figure(table: ScoreTable, *, narrow: bool = False) -> Figure:
     """
     from wqk.forms.images import draw_with_norms
 
-    # For each model, the layer that shows its structure best.
+    # For each model, the layer with the clearest structure.
     layers = table.layers.frame
     chosen: dict[Name, int] = {
         "encoder": layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1],

@@ -59,7 +59,7 @@ CurveEnd = tuple[float, str, str | tuple[float, ...]]
 # Minimum distance between two labels at the ends of curves, as a fraction of the axis height.
 LABEL_GAP = 0.085
 
-# A label that is further than this from its curve's end is connected to it by a line.
+# A label further than this from the end of its curve has a connecting line.
 NEAR_ENOUGH = 0.02
 
 
@@ -264,7 +264,7 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
                 shares_of_layers = shares_of_stack.filter(pl.col("head").is_null())
                 _layers(next(axes), shares_of_layers.drop_nulls("layer"))
             row[0].set_title(stack)
-        if panels_in_row > 1:  # one legend for all panels, each of which names its parts alike
+        if panels_in_row > 1:  # one legend for all panels, with equal names
             lines = [_line(part) for part in LEGEND]
             figure.legend(lines, LEGEND.values(), loc="outside upper right", ncols=len(LEGEND))
         return figure

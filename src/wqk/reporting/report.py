@@ -347,7 +347,7 @@ def _wide(name: str, content: str) -> str:
     return f'<div class="wide" tabindex="0" role="region" aria-label="{name}">{content}</div>'
 
 
-# The setting in which runs of one recipe differ.
+# The setting that differs between runs of one recipe.
 SEED_KEY = "seed"
 
 # Packages add results of runs with an entry point of this group: a function of the runs that

@@ -218,7 +218,7 @@ def copy_of(checkpoint: Checkpoint, name: str, others: Iterable[str]) -> str | N
         parts = Part(name), Part(other)
         if equal_parts(pair, parts):
             return other
-        # Parts without bytes of their own are compared by their values.
+        # Parts without separate bytes are compared by values.
         if not has_bytes and compare_stored(pair, parts).outcome is Outcome.EQUAL:
             return other
     return None

@@ -68,7 +68,7 @@ class Axes:
         if len(moved) == 2:
             exchange = f"transpose({axis + moved[0]}, {axis + moved[1]})"
         elif axis == 0:
-            # A weight has one more axis than its bias, which `permute` would have to name.
+            # A weight has one axis more than the bias, but `permute` needs all axes.
             exchange = f"movedim({self.axes}, {tuple(range(count))})"
         else:
             sources = [*range(axis), *(axis + source for source in self.axes)]
@@ -234,7 +234,7 @@ class RotatedPart:
         return table.ravel()
 
     def code(self, name: str, axis: int) -> str:
-        inner, last = axis + 1, axis + 2  # the axis within a head, and the one after its split
+        inner, last = axis + 1, axis + 2  # the axis within a head, before and after the split
         before = ":, " * inner
         part = f"heads[{before}:{math.prod(self.shape)}]"
         exchange = f"unflatten({inner}, {self.shape}).transpose({inner}, {last})"

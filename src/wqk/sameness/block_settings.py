@@ -59,7 +59,7 @@ def _differing_terms(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismat
     for name, expected in expected_terms.items():
         actual = actual_terms[name]
         if candidate.missing and name.endswith(OF_NORMS):
-            continue  # the tensors of these norms are missing, which is a cause of its own
+            continue  # missing tensors of norms are a separate cause
         if name.startswith("epsilon") and {expected, actual} & unknown_epsilons:
             continue
         if expected != actual:
@@ -193,7 +193,7 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> It
         for checkpoint, plan in zip(checkpoints, pair, strict=True)
     ]
     heads = reference.query.heads
-    # The spellings of each number, and the number that every program takes where it is absent.
+    # The spellings of each number, and the default of every program.
     implied_by_spellings = (
         (reference.rule.heads, None),
         (reference.rule.key_heads, heads),

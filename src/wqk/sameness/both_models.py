@@ -64,7 +64,7 @@ def open_both(
             model = _opened_with(counts, opening, errors)
             config = model.checkpoint.config
             if heads is None and "model_type" in config and is_configured(config):
-                raise errors[0]  # transformers would fill in a number, and it is the wrong one
+                raise errors[0]  # transformers would use a wrong default
             notes.append(counts.note(model))
         models.append(model)
     return models, notes

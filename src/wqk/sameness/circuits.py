@@ -111,7 +111,7 @@ def _counts_key_bias(pair: PlanPair) -> list[bool]:
     counts = [plan.key_bias_counts or "key" in plan.position_uses for plan in pair]
     if not any(plan.rotation_unknown for plan in pair):
         return counts
-    # If one rotation is not known, both blocks are read as the block whose rotation is known.
+    # If one rotation is unknown, both blocks are read with the known rotation.
     counts_if_known = [
         count for plan, count in zip(pair, counts, strict=True) if not plan.rotation_unknown
     ]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Kinds of causes that lie next to the weights of a circuit, not in the weights.
 NEXT_TO_WEIGHTS = (Kind.SETTING, Kind.ROTARY, Kind.SINKS, Kind.SIZES)
-# Kinds whose reason joins blocks also where no repair is known.
+# Kinds with a reason that joins blocks even without a known repair.
 JOINED_BY_REASON = (Kind.SETTING, Kind.ROTARY)
 # Names of the counts of tensors outside the forms.
 TITLES_OF_ROLES = {

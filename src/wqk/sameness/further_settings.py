@@ -41,7 +41,7 @@ OF_ATTENTION = re.compile(
 WINDOWED = re.compile(r"(?:full|global|sliding|local|chunked)(?:_attention)?|attention")
 # The setting of an output head that is the table of embeddings.
 TIED = "tie_word_embeddings"
-# Settings that are compared by their effect.
+# Settings to compare by their effect.
 COMPARED_BY_EFFECT = ("layer_types", TIED)
 # Names of one function, or of functions that differ by less than rounding.
 SPELLINGS = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}

@@ -183,7 +183,7 @@ def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
     holders = stack.holders
     if not all(holds(holder, source) for source, holder in holders.items()):
         return None
-    # Layers that only the candidate has may be the reference's, pushed back by a new one.
+    # Layers of only the candidate may be reference layers, moved by a new layer.
     for source in stack.layers:
         for holder in stack.added:
             if source not in holders and holds(holder, source):
@@ -191,7 +191,7 @@ def _renumbered(models: Sequence[Model], stack: _Stack) -> Renumber | None:
     moves = [
         (layer, holders[layer]) for layer in stack.layers if holders.get(layer, layer) != layer
     ]
-    # A layer is read before another one takes its place.
+    # A layer is read before another layer replaces it.
     if any(layer > holder for layer, holder in moves):
         moves.reverse()
     return Renumber(

@@ -20,7 +20,7 @@ from wqk.sameness.tolerances import SAME_SHARE, SCREENED, TIED
 
 # Number of random directions of a sketch.
 DIRECTIONS = 64
-# Rows are compared in stretches of this length, which bounds memory.
+# Rows are compared in stretches of this length, to limit memory.
 STRETCH = 512
 # Rows whose products are summed at a time, which stay in a cache.
 CACHED_ROWS = 64
@@ -133,7 +133,7 @@ def are_in_place(rows: np.ndarray, others: np.ndarray, least_cosine: float) -> b
     sample = screening_sample(rows)
     if not (cosines(rows[sample], others[sample]) > least_cosine).all():
         return False
-    # Arrays are read in the order of their memory, which is faster.
+    # Arrays are read in memory order, to save time.
     if rows.strides[0] < rows.strides[-1]:
         products = sum(_products_of_columns(rows.T, others.T), np.zeros((3, len(rows))))
         return _have_cosine(products, least_cosine)

@@ -32,7 +32,7 @@ MOST_NUMBERS = 16
 class Kind(StrEnum):
     """Kind of a change of a block or of a tensor."""
 
-    # Orders of what is stored.
+    # Kinds of wrong order of stored numbers.
     ROTARY = "other rotary positions"
     HEADS = "same heads in another order"
     PAIRING = "other pairing of query and key heads"

@@ -27,9 +27,9 @@ from wqk.sameness.tensor_names import layer_prefix
 from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
 from wqk.sameness.tolerances import MAJORITY
 
-# Outcomes of tensors that only one of the two models has.
+# Outcomes for tensors that exist in only one model.
 UNPAIRED = frozenset({Outcome.MISSING, Outcome.ADDED})
-# Parts of composite models that have a configuration of their own.
+# Parts of composite models with separate configurations.
 TOWERS = ("vision", "audio", "text")
 
 
@@ -324,7 +324,7 @@ def _found_in_fused(
     names[1] |= dict.fromkeys(tensor.other for tensor in unpaired if tensor.other)
     checkpoints = [model.checkpoint for model in models]
     locations = find_by_layer(checkpoints, names, layers)
-    # The first search takes whole rows of the reference; this search takes parts of them.
+    # The first search takes whole rows of the reference, this search parts of rows.
     exchanged_layers = [(candidate, reference) for reference, candidate in layers]
     exchanged = find_by_layer(checkpoints[::-1], names[::-1], exchanged_layers)
     reference_locations = exchanged.candidate | locations.reference

@@ -41,13 +41,13 @@ from wqk.sameness.mismatches import Kind
 
 # Explicit orders are printed up to this length.
 SHORT = 16
-# Number of rows that are compared first, which rules most orders out.
+# Number of rows to compare first, to exclude most orders.
 FIRST_COMPARED = 17
-# Number of the first reorderings, which are those of the actual heads.
+# Number of reorderings for the actual heads, which are first.
 MOST_OF_ALL_HEADS = 4
 
 
-# A shape of rows that are seen as several axes, and an order of these axes.
+# A shape of rows with several axes, and an order of these axes.
 AxesView: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -339,7 +339,7 @@ def _single_in_words(reorder: Reorder, heads: int, sizes: Sizes) -> str:
             f"rotary order: rows lie as if there were {reorder.heads} heads of width "
             f"{reorder.width}, not {heads} of {sizes.width}"
         )
-    # Either a conversion is missing, or there was one too many.
+    # A conversion is missing, or was made twice.
     if sizes.order in (reorder.kind, ""):
         return f"rotary order: stored {OPPOSITE_ORDERS[reorder.kind]}, read as {reorder.kind}"
     return f"rotary order: converted to {sizes.order} once too often"

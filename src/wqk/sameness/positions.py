@@ -23,7 +23,7 @@ from wqk.sameness.repairs import Setting
 from wqk.sameness.replanning import config_path
 from wqk.sameness.tolerances import ALIKE, QUANTIZED_ALIKE
 
-# Settings of rotary positions, by one of the keys that lead to them.
+# Settings of rotary positions, by one of their keys.
 OF_ROTATION = re.compile(r"(?i)rope|rotary|theta")
 # Spellings of a rotation without scaling.
 UNSCALED = ("default", None)

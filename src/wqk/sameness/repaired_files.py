@@ -33,7 +33,7 @@ from wqk.sameness.rewritten_files import NUMPY_TYPES, FileTensors, TensorLocatio
 from wqk.sameness.stored_block import added_biases
 from wqk.sameness.written_repair import WrittenRepair
 
-# Differences without a repair that an error lists.
+# Number of differences without a repair in an error message.
 MOST_LISTED = 3
 
 
@@ -72,7 +72,7 @@ class ExpectedTensors(Mapping[str, Any]):
             tensor = self._block[1].tensors.get(name)
             if tensor is not None:
                 return Tensor(tensor.expected.copy())
-        # A tensor that the candidate lacks has the name that the reference has for it.
+        # A tensor that the candidate lacks gets the name of the reference.
         source = self._sources.get(name, name)
         return Tensor(self._checkpoints[0].read([Part(source)])[0])
 

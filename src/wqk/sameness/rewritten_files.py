@@ -21,7 +21,7 @@ from wqk.sameness.execution import Tensor
 
 # NumPy's types of safetensors' floats; bfloat16 is handled by its bits.
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-# The folder of tensors that change their shape, while a repair runs.
+# Folder for tensors with changed shapes, during a repair.
 PENDING = ".resized"
 # A header's length is a multiple of this number of bytes.
 ALIGNMENT = 8
@@ -140,7 +140,7 @@ class FileTensors(MutableMapping[str, Any]):
         self._stored_names = dict(stored_names)
         # The shard of each tensor that is kept in a file of its own.
         self._shards: dict[str, Path] = {}
-        # The shard of each tensor that is removed.
+        # The shard of each tensor to remove.
         self._removed_from: dict[str, Path] = {}
         self.changed: list[str] = []
         self.added: list[str] = []
@@ -234,7 +234,7 @@ def _rewrite(shard: Path, replaced: Mapping[str, TensorLocation], removed: Colle
     header, _ = _header_of(shard)
     metadata = header.pop("__metadata__", None)
     stored = locations_in(shard)
-    # Tensors keep the order of their bytes; added ones come last.
+    # Tensors keep the order of their bytes; added tensors are last.
     names = sorted(stored.keys() - removed, key=lambda name: stored[name].start)
     locations = {name: replaced.get(name, stored[name]) for name in names} | dict(replaced)
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}

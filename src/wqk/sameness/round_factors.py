@@ -16,7 +16,7 @@ from wqk.sameness.tolerances import (
 
 # Entries that are compared at once, to need little memory.
 AT_ONCE = 2**20
-# Head widths are multiples of it.
+# Head widths are multiples of this number.
 STEP_OF_WIDTHS = 8
 
 

@@ -15,7 +15,7 @@ from wqk.sameness.mismatches import Kind
 from wqk.sameness.places_in_words import places_in_words
 from wqk.sameness.verdicts import Verdict
 
-# Kinds whose reason is printed also where no repair is known.
+# Kinds with a printed reason even without a known repair.
 NAMED_WITHOUT_REPAIR = (
     Kind.SETTING,
     Kind.ROTARY,
@@ -23,7 +23,7 @@ NAMED_WITHOUT_REPAIR = (
     Kind.QUANTIZED,
     Kind.BLOCK_SCALES,
 )
-# Settings that are listed.
+# Number of listed settings.
 MOST_SETTINGS = 3
 # Place of towers that a GGUF file lacks.
 MMPROJ = " (llama.cpp keeps towers in a file of their own, mmproj)"

@@ -37,7 +37,7 @@ CHUNK = 1 << 22
 # A mask of the entries that differ is kept for tensors of at most this many numbers.
 MASKED = 1 << 26
 
-# Bytes that are compared at a time, which stay in a cache.
+# Bytes to compare at a time, so that they stay in a cache.
 CACHED = 1 << 21
 
 # More pieces than this are shared by all cores.
@@ -193,7 +193,7 @@ class _RunningComparison:
         # rounding of float32.
         self._relative_rounding = 2 * max(ROUNDING.get(number_type, 0.0) for number_type in types)
         self._rounding_at_zero = 2 * max(AT_ZERO.get(number_type, 0.0) for number_type in types)
-        # Types that one array may have been rounded to before it was stored.
+        # Types to which an array may have been rounded before it was stored.
         narrower_candidates = NARROWER.get(types[1], ())
         self._narrower_types = [
             number_type

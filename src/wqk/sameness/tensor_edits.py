@@ -36,7 +36,7 @@ from wqk.sameness.tolerances import (
     WHOLE,
 )
 
-# Entries whose median difference is a constant that may have been added.
+# Number of entries for the median difference, a possible added constant.
 SAMPLED_ENTRIES = 1 << 16
 
 # Numbers by which orders of rows are named: rows of feed-forward networks make no heads.

@@ -171,7 +171,7 @@ class TensorSearch:
         stored_names = tuple(self._names[name] for name in source_of)
         step: Step = Change(stored_names, Take())
         if is_permutation:
-            # What a name holds now belongs to the name of its source.
+            # The present content of a name belongs to the name of its source.
             targets = tuple(self._names[source] for source in source_of.values())
             step = Exchange(targets, stored_names)
         kind, reason = _reason_of(origins, is_permutation)

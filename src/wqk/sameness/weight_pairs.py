@@ -494,7 +494,7 @@ def names_explained_by(findings: Iterable[WeightFinding]) -> set[str]:
     return names
 
 
-# Sides whose heads a cause lists.
+# Sides with lists of heads in causes.
 SIDES_WITH_HEADS = ("query", "key", "value", "output")
 # The sides of scores.
 SCORED = ("query", "key")

@@ -119,7 +119,7 @@ class BucketFolder:
 
     def _entries(self, listed: list[Any]) -> dict[str, Entry]:
         entries = {self._within(o["path"]): Entry(o["size"], _quoted(o["e_tag"])) for o in listed}
-        entries.pop("", None)  # what stands for an empty folder
+        entries.pop("", None)  # placeholder of an empty folder
         return entries
 
     def _within(self, path: str) -> str:

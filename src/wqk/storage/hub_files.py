@@ -42,7 +42,7 @@ class HubFile(NamedTuple):
 
     size: int | None
     content: str | None
-    is_large: bool  # whether the Hub keeps it in another store, to which it redirects
+    is_large: bool  # whether the Hub redirects to another store
 
 
 class Listing(NamedTuple):

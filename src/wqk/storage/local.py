@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, finalize
 from wqk._machine import in_children
 from wqk.errors import CheckpointError
 
-# Files that are open at once.
+# Number of files open at the same time.
 MOST_OPEN = 64
 
 

@@ -21,7 +21,7 @@ class Patience(NamedTuple):
 
     def wait(self, failures: int) -> float:
         """Seconds to wait after this many failures in a row."""
-        # Random, so that parallel requests do not come back all at once.
+        # Random, so that parallel requests are not repeated at the same time.
         return min(self.longest, self.first * 2.0 ** (failures - 1)) * random.uniform(0.5, 1)
 
 

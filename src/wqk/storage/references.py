@@ -23,7 +23,7 @@ PATH_END = re.compile(r"[?#;&]|%3[fFbB]|%2[36]")
 ADDRESS = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]{0,20}:[/\\]+)(?P<rest>.*)", re.IGNORECASE | re.DOTALL
 )
-# What may hold secrets in a sentence: an address from its slashes on, or the end of one.
+# Possible secrets in a sentence: an address from the slashes on, or the end of an address.
 IN_TEXT = re.compile(r"(?<=:)[/\\]+[^\s'\"<>|]+")
 END_IN_TEXT = re.compile(rf"({PATH_END.pattern})[^\s'\"<>|=?#;&%]*=[^\s'\"<>|)]*")
 HOST = re.compile(r"(\[[0-9a-f:.%]*\]|[^:\[\]]*)(:[0-9]*)?", re.IGNORECASE)
@@ -39,7 +39,7 @@ class Reference(NamedTuple):
     """A reference in two parts."""
 
     identity: str  # names the checkpoint in messages, tables and file names
-    private: str = ""  # the rest of an address: which version of it, with what permission
+    private: str = ""  # the rest of an address: version and permission
 
 
 def parsed(reference: str) -> Reference:
@@ -63,7 +63,7 @@ def parsed(reference: str) -> Reference:
     if exists or not set(reference) & set("@?#;&:%"):
         return Reference(reference)
     stripped = reference.strip().strip("\"'`<>()[]{},").strip()
-    # What precedes the scheme is nothing that an address has.
+    # The text before the scheme is not part of an address.
     address = ADDRESS.search(stripped)
     scheme, location = (address["scheme"], address["rest"]) if address else ("", stripped)
     named = _without_users(location, bool(address))
@@ -133,7 +133,7 @@ def _without_users(text: str, is_address: bool) -> str:
     authority = re.split(r"[/\\?#]", text, maxsplit=1)[0]
     remainder = text[len(authority) :]
     host = re.split(AT, authority)[-1]
-    # A password may hold any character, also those that end an authority.
+    # A password may contain any character, also a character that ends an authority.
     cut_short = authority == host and re.match(r"[?#]", remainder) and re.search(AT, remainder)
     if cut_short or not HOST.fullmatch(host):
         return "…"
@@ -172,7 +172,7 @@ def split_address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is not a number
-    except ValueError:  # whose message may quote a password
+    except ValueError:  # the message may quote a password
         raise CheckpointError(f"{shortened(redacted(url))}: not a valid URL") from None
     return parts
 
@@ -192,7 +192,7 @@ def step_in(name: str | None) -> int | None:
 class HubAccess(TypedDict, total=False):
     """Access to the Hub: keywords with the Hub's usual names."""
 
-    token: str | bool | None  # True for the one that ``hf auth login`` has stored
+    token: str | bool | None  # True for the token stored by ``hf auth login``
     cache_dir: str | os.PathLike[str] | None  # where downloads are kept, if not in the usual place
     local_files_only: bool  # whether to do without the network
 
@@ -207,7 +207,7 @@ class HubOptions(HubFolder, total=False):
     """`HubFolder`, a revision of the repository, and the base model of an adapter."""
 
     revision: str | None  # a branch, a tag or a commit
-    base: str | os.PathLike[str] | None  # base model of an adapter, if not the one that it names
+    base: str | os.PathLike[str] | None  # base model of an adapter, if not the named one
 
 
 def check_options(

@@ -42,7 +42,7 @@ class ByteSpan(NamedTuple):
 
     start: int
     stop: int
-    coming: Future[bytearray | None] | None  # the bytes; None if they are cached, as is its result
+    coming: Future[bytearray | None] | None  # the bytes; None if cached
 
     @property
     def outcome(self) -> bytearray | BaseException | None:
@@ -139,7 +139,7 @@ class RemoteFile:
             for start, stop in ranges:
                 missing += self._missing(start, stop)
             joined = coalesce(missing)
-            for start, stop in joined:  # gaps are fetched as well, so that spans stay apart
+            for start, stop in joined:  # gaps are fetched, too, so that spans stay separate
                 self._spans = [s for s in self._spans if s.start < start or s.stop > stop]
             for start, stop in split(joined):
                 coming = self._transfers.submit(self._job(start, stop))

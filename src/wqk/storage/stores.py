@@ -132,7 +132,7 @@ def web_location(address: str, headers: Mapping[str, str] | None = None) -> Loca
         options["default_headers"] = dict(headers)
     try:
         store = HTTPStore(address, client_options=options, retry_config=one_attempt())
-    except Exception:  # which quotes the address
+    except Exception:  # the message quotes the address
         raise CheckpointError(f"{redacted(address)} is no address") from None
     return Location(store, "", redacted(address))
 

@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     modified: str  # time of the last change; empty if the answer does not contain one
 
 
-# Sentences of obstore's on failures that do not pass, and what they mean.
+# Messages of obstore on permanent failures, and their meanings.
 MEANINGS = (
     (
         r"MissingRegion|PermanentRedirect|IllegalLocationConstraint",
@@ -89,7 +89,7 @@ CREDENTIALS = (
     "needs credentials; set AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or "
     "AZURE_STORAGE_ACCOUNT_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
 )
-# Addresses from which machines in a cloud learn their credentials.
+# Addresses for the credentials of machines in a cloud.
 CREDENTIAL_SERVERS = re.compile(r"169\.254\.|metadata\.google|token request|oauth2|sts\.amazonaws")
 PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 

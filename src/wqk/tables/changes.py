@@ -16,7 +16,7 @@ from wqk._console import number
 # Columns that a row keeps over the steps of a run.
 PLACE = ("run", "stack", "kind", "circuit", "distance", "layer", "head")
 
-# Scores whose change is a ratio, and those whose change is a difference.
+# Scores with ratios as changes, and scores with differences as changes.
 RATIOS = ("norm",)
 DIFFERENCES = ("symmetry", "directionality_excess")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wqk.tables.score_table import ScoreTable
 
-# Steps that are shown, the last ones of a run.
+# Number of shown steps, the last steps of a run.
 RECENT_STEPS = 20
 
 
@@ -52,7 +52,7 @@ class RecentMedians(Shown):
 
 def is_notebook() -> bool:
     """Return whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    ipython = sys.modules.get("IPython")  # a kernel has imported IPython
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
@@ -63,7 +63,7 @@ class NotebookDisplay:
     """
 
     def __init__(self) -> None:
-        self._handle: Any = None  # of IPython, which has no types
+        self._handle: Any = None  # IPython has no types
 
     def __call__(self, table: ScoreTable) -> None:
         """Show a table in place of the previous table."""

@@ -86,7 +86,7 @@ MOST_LINES = 200
 # The group of entry points; each is a function of a score table, such as `wqk_lab.atlas.place`.
 PLACES = "wqk.places"
 
-# Most models that are named for a status.
+# Largest number of models in the note on a status.
 MOST_NAMED = 4
 
 STATUS_MEANINGS = {
@@ -182,7 +182,7 @@ def title(row: Mapping[str, Any]) -> str:
     return one_line(f"{name}{revision}")
 
 
-# Scores whose value by chance is printed next to them, with the column of that value.
+# Scores with values by chance next to them, and the columns of these values.
 BY_CHANCE = {"symmetry_within_heads": "symmetry_within_random"}
 
 
@@ -595,7 +595,7 @@ def ranked(frame: pl.DataFrame, sort_by: str | None, top: int | None) -> pl.Data
 
 # Columns that rows of layers leave empty.
 COLUMNS_OF_HEADS = ("head", "key_head")
-# What to do where such a column is asked for, and only rows of layers are there.
+# Advice if such a column is requested, but the table has only rows of layers.
 ROWS_OF_LAYERS = "these are rows of layers; --heads adds a row for each head"
 
 
@@ -618,7 +618,7 @@ def reason_not_sorted(table: ScoreRows, name: str) -> str:
 def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     """Sort by a column, largest values first; rows without a value come last."""
     if name not in frame.columns:
-        # Scores are the columns that people sort by.
+        # Scores are the usual columns for sorting.
         scores = [column for column, kind in frame.schema.items() if kind.is_float()]
         advice = did_you_mean(name, frame.columns) or f"; scores are {', '.join(scores)}"
         raise TableError(f"no column {name!r}{advice}")
@@ -872,7 +872,7 @@ def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
         yield name, rows.filter(pl.col("distance") == rows["distance"].min())
 
 
-# Columns that a title adds to a model's name if models of that name differ in them.
+# Columns to add to a model's name in a title, if models with this name differ.
 DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
 
 

@@ -60,7 +60,7 @@ BETWEEN_STATUSES = ", "
 # No two rows of a table agree in all of these.
 KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circuit", "distance")
 
-# Columns that identify one attention, a line of a summary.
+# Key columns of one attention, a line of a summary.
 GROUP = tuple(column for column in KEY if column not in ("layer", "head"))
 
 # Columns that identify one layer's form, in a table and among the details.

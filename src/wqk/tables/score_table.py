@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Attributes of data frames, and the expressions that replace them.
+# Attributes of data frames, and the expressions to use instead.
 TABLE_SYNONYMS = {
     "layer": "table[layer]",
     "iloc": "table[layer, head]",

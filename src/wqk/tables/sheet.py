@@ -30,7 +30,7 @@ ASCII = ("|", "#", "#", "#")
 class Bar:
     """A bar for a score, to the right if positive, to the left if negative; ±1 is a full bar."""
 
-    value: float | None  # the score; None draws nothing
+    value: float | None  # the score; None for no bar
     cells: int = 6  # width of each half
 
     WIDEST: ClassVar[int] = 20

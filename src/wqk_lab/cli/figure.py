@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wqk_lab.figures import Sources
     from wqk_lab.figures.catalog import FigureEntry
 
-# Repeated here so that nothing heavy is loaded for their names; a test compares them.
+# Names repeated here to avoid heavy imports; a test compares both lists.
 FIGURES = (
     "fig2",
     "fig3",

@@ -20,10 +20,10 @@ MARKS |= {"not tested": "–", "identity": "="}
 STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
 STYLES |= dict.fromkeys(("described", "not tested", "identity"), "dim")
 
-# Width in a pipe, so that every finding is one line for grep. Details take several lines anyway.
+# Width in a pipe: every finding is one line for grep. Details have several lines.
 IN_A_PIPE = 400
 
-# Between lines that report progress in a pipe.
+# Seconds between lines of progress in a pipe.
 SECONDS_IN_A_PIPE = 30
 
 

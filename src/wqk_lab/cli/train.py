@@ -148,7 +148,7 @@ def train(
         recipe = continued(open_parent(parent).recipe, parent.resolve().name, sizes | overrides)
     else:
         recipe = make_recipe(preset or "fast", size=size, **overrides)
-    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    is_first = os.environ.get("RANK", "0") == "0"  # number of the process, set by torchrun
     stopwatch = _Stopwatch()
     with _progress(recipe, stopwatch) if is_first else nullcontext() as on_progress:
         try:

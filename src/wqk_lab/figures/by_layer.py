@@ -104,7 +104,7 @@ def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
 SIDEWAYS = (5, 14, 26)
 UPWARD = (3, -7, 9, -14, 15, -20, 24, -30, 36, -42)
 
-# A label that is further away than this, in points, has a line to its point.
+# A label at a larger distance, in points, has a line to its point.
 NEAR = 8
 
 

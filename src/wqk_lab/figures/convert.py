@@ -40,7 +40,7 @@ CONVERT_SCHEMA = {
     **dict.fromkeys((*SCORES, "held_out_loss"), pl.Float64()),
 }
 
-# Summarized quantities with their labels; the figure contains two of them, its numbers all.
+# Summarized quantities with labels; the figure draws two, the numbers include all.
 SHOWN = {
     "symmetry": "symmetry",
     "change_symmetry": "symmetry of the change",

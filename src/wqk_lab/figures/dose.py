@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a start changes, as its report calls it, and the label of that axis.
+# Quantities that a start changes, as named in reports, with the label of the axis.
 SCALES = {
     "norm_ratio": r"norm of $W_{qk}$ at the start (random = 1)",
     "value_ratio": r"norm of $W_v$ at the start (random = 1)",

@@ -87,7 +87,7 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
             _draw_medians(axis, group.filter(quantity=score))
             for axis, group in zip(column, groups, strict=True)
         ]
-        # The column shares one scale, which is final once all of it is drawn.
+        # The panels of a column share one scale, final after all panels are drawn.
         for axis, ends_of_axis in zip(column, ends, strict=True):
             finish_row([axis], SCORE_LABELS[score], [ends_of_axis])
     for axis, group in zip(axes[:, 0], groups, strict=True):

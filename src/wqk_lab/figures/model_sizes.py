@@ -64,11 +64,11 @@ LABELED = 8
 # The extremes of a stack are labeled as well, if it has at least this many models.
 EXTREMES = 3
 
-# From this share on, a checkpoint holds only queries and keys: its size is not its model's.
+# Above this share, a checkpoint contains only queries and keys: the model is larger.
 QUERIES_AND_KEYS_ALONE = 0.9
 
 
-# Reasons for which no figure places a checkpoint by its size.
+# Reasons why figures leave out a checkpoint.
 OTHER_FORMS = (
     "no scores of plain self-attention, as of wqk scan without --fold-norm, --bias, --circuit, "
     "--gamma and --distance"
@@ -334,7 +334,7 @@ def _labeled(rows: pl.DataFrame, score: str) -> pl.DataFrame:
     own_rows = rows.filter(source="own")
     if own_rows.height > LABELED:
         return _extremes(rows.filter("sound"), score)
-    # Own models come first, so that their labels are next to their markers.
+    # Own models are first, so that labels are close to the markers.
     return pl.concat([own_rows, _extremes(rows.filter("sound", source="published"), score)])
 
 
@@ -350,7 +350,7 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
         return rows.clear()
     extremes = pl.concat(chosen).unique(maintain_order=True)
     names = extremes["name"].to_list()
-    # Of variants of one model, which lie next to each other, the shortest name is enough.
+    # Variants of one model are close to each other: the shortest name is enough.
     beginnings = tuple(f"{short}-" for short in names)
     variants = [name for name in names if name.startswith(beginnings)]
     return extremes.filter(~pl.col("name").is_in(variants))

@@ -40,7 +40,7 @@ PAIR_SCHEMA: dict[str, pl.DataType] = {
             "directionality",
             "moved",
             "update_symmetry",
-            "update_symmetry_null",  # with random signs of its rows
+            "update_symmetry_null",  # with random signs of rows
             "update_symmetry_excess",
             "symmetric_share",
             "skew_share",
@@ -52,7 +52,7 @@ PAIR_SCHEMA: dict[str, pl.DataType] = {
     ),
 }
 
-# The predictions that are tested: of which pairs, and of what. Their number is the multiplicity.
+# The tested predictions: relation of the pairs, and score. Their number is the multiplicity.
 TESTED = (
     ("twins", "symmetry"),
     ("twins", "directionality"),

@@ -41,7 +41,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 # Own runs have the first, the paper's the second.
 LOSSES = {"held_out_loss": "held-out", "training_loss": "training"}
 
-# The scale of losses is that after this share of the steps: before it, all fall alike.
+# The scale of losses is for the steps after this share; before, all losses fall alike.
 SETTLED = 0.1
 
 
@@ -88,7 +88,7 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
     shared_seeds = baseline_seeds & other_seeds or baseline_seeds
     curves = {}
     for start, runs_of_start in runs_by_start.items():
-        # Both panels show the same runs: those whose seed the baseline has, too.
+        # Both panels show the same runs: runs with seeds of the baseline.
         paired = [run for run in runs_of_start if run.recipe.get("seed") in shared_seeds]
         paired = paired or list(runs_of_start)
         curves[start] = pl.concat([loss_curves(paired), loss_differences(paired, baseline)])

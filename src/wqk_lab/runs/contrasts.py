@@ -308,7 +308,7 @@ def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[floa
     # The logarithm of a variance without the bias of its estimate.
     logs = np.log(squares) - digamma(half_degrees) + np.log(half_degrees)
     count = len(squares)
-    # The spread of the logarithms beyond that of estimates of one variance.
+    # Spread of the logarithms, minus the spread of estimates of one variance.
     excess = 0.0
     if count > 1:
         excess = logs.var(ddof=1) - polygamma(1, half_degrees).mean()

@@ -18,17 +18,17 @@ from wqk.errors import RunError
 if TYPE_CHECKING:
     from wqk.tables.run import Run
 
-# Fields of a recipe in which runs of one cell may differ.
+# Fields of a recipe that may differ within a cell.
 WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 
 # Values of fields that older recipes lack.
 BEFORE = {"rows": "blocks"}
 
-# Fields in which comparable modes differ, and those in which comparable starts differ.
+# Fields that differ between comparable modes, and between comparable starts.
 MODE = ("mode", "objective")
 START = ("init", "init_head_norm", "init_norm", "init_values", "penalty", "penalty_weight")
 
-# Fields that scale a start, with their names in titles.
+# Fields that scale a start, with names for titles.
 SCALES = {"init_head_norm": "heads", "init_norm": "norm", "init_values": "values"}
 
 # Fields that titles omit: shown elsewhere, or without effect on the numbers.

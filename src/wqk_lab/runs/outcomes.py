@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wqk.tables.run import Run
 
 
-# Equal differences of fewer nats than this are none: they are the rounding of losses.
+# Equal differences of fewer nats are rounding of losses.
 SAME_LOSS = 1e-6
 
 

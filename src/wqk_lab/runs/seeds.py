@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
 POWER = 0.8  # at which an effect counts as detectable
 
-# Differences whose deviation is below this share of the largest are equal but for rounding.
+# Differences with deviations below this share of the largest are equal up to rounding.
 ROUNDING = 1e-9
 
 
@@ -32,7 +32,7 @@ class Paired:
     low: float | None = None
     high: float | None = None
     p: float | None = None  #: Two-sided, of the hypothesis that the mean is zero.
-    #: The smallest true difference that this many seeds of this spread detect with power 80 %.
+    #: The smallest true difference to be found with power 80 %, by number of seeds and spread.
     detectable: float | None = None
 
 

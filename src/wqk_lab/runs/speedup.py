@@ -69,7 +69,7 @@ class StartSpeedUp:
     baseline: str  #: Initialization of the baseline's runs.
     step: int  #: Step at which the runs are compared.
     steps: int  #: Number of steps of the schedule.
-    runs: tuple[SpeedUp, ...]  #: One for each seed.
+    runs: tuple[SpeedUp, ...]  #: One comparison for each seed.
 
     def over_seeds(self, name: Field) -> Paired:
         """Return mean, interval, p and smallest detectable effect of a field."""

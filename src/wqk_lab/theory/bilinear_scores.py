@@ -73,7 +73,7 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     first_key, second_key = random.integers(0, scores.shape[-1], (2, PAIRS))
     score_differences = scores[..., first_key] - scores[..., second_key]
     attention_differences = attention[..., first_key] - attention[..., second_key]
-    products = attention_differences * score_differences  # positive where the orders agree
+    products = attention_differences * score_differences  # positive if the orders agree
     is_visible = use.probabilities[:, : attention.shape[1]] > 0
     is_counted = is_visible[..., first_key] & is_visible[..., second_key] & (products != 0)
     agreeing = (products > 0).sum(where=is_counted)

@@ -111,7 +111,7 @@ def count_pairs(
     tables = []
     for first, last in pairwise(edges):
         piece_lengths = lengths[first:last]
-        # How many tokens of its piece stand before each token, and how many after it.
+        # Numbers of tokens in the piece before and after each token.
         before = np.arange(piece_lengths.sum()) - np.repeat(
             piece_lengths.cumsum() - piece_lengths, piece_lengths
         )

@@ -300,7 +300,7 @@ def _joined_passes(passes: Sequence[LayerGradient], count: int) -> LayerGradient
     If a model applies the layer several times, the texts of the first application come first.
     """
     uses = len(passes[0].probabilities) // count
-    # Where queries, keys and values have one input, its array is kept once.
+    # If queries, keys and values have the same input, the array is stored once.
     joined_by_place: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
 
     def join(name: str) -> Any:
@@ -343,7 +343,7 @@ def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> L
     """Join the recorded applications of a block, with the errors of probabilities."""
     tokens, contexts = record.uses[0].attention.shape[-2:]
 
-    # Where a layer projects one tensor to queries, keys and values, its array is kept once.
+    # If a layer projects one tensor to queries, keys and values, the array is stored once.
     arrays: dict[tuple[int, ...], np.ndarray] = {}
 
     def inputs(side: str, count: int) -> np.ndarray:

@@ -361,7 +361,7 @@ def load_model(
     import transformers
 
     if not state.is_fresh:
-        open_checkpoint(state.ref, revision)  # its errors are clearer than those of transformers
+        open_checkpoint(state.ref, revision)  # clearer errors than from transformers
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:

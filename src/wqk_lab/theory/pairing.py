@@ -96,7 +96,7 @@ def _pairs_of_turns(
     x = x.reshape(-1, tokens, tokens, width)  # (B, pass, N, D)
     beta = beta.reshape(len(x), tokens, heads, tokens, tokens)
     beta_when_predicted = beta[:, turn, :, turn]  # (N, B, H, N): of token i in pass i
-    input_when_predicted = x[:, turn, turn]  # x_i in the pass that predicts it
+    input_when_predicted = x[:, turn, turn]  # x_i in the pass that predicts token i
     own_overlap = np.einsum("bid,bjid->bij", input_when_predicted, x)  # x_i · x'_i
     cross = np.einsum("bid,bijd->bij", input_when_predicted, x) ** 2
     return Pairs(

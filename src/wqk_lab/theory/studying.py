@@ -155,7 +155,7 @@ def _together(
         statement = same[0].statement
         samples = [finding.sample for finding in same if finding.sample is not None]
         if statement.needs in ("nothing", "text") or len(samples) < len(same):
-            # Measured on the text, which is the same for all; or not tested on one of them.
+            # Measured on the common text, or not tested on one of the runs.
             findings.append(min(same, key=lambda finding: finding.sample is not None))
         elif len({sample.values.shape[1:] for sample in samples}) > 1:
             findings.append(not_tested(statement, "the models have different numbers of layers"))

@@ -27,7 +27,7 @@ LIMIT = 2_000_000
 # Documents that a tokenizer encodes at once.
 AT_ONCE = 256
 
-# What transformers and PyTorch raise when they cannot load or run something.
+# Errors of transformers and PyTorch on loading or running a model.
 FAILURES = (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError, AttributeError)
 
 
@@ -86,7 +86,7 @@ class Text:
 # What is read as a text: a path, or an array or a tensor of token ids.
 Corpus = str | PathLike[str] | Any
 
-# Name of a text that is an array.
+# Name of texts from arrays.
 IDS = "token ids"
 
 

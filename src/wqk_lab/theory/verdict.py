@@ -52,7 +52,7 @@ PredictedDirection = Literal["above", "below", "near", "identity"]
 # pass, a loss, or several saved steps of a run.
 Needs = Literal["nothing", "text", "weights", "forward", "loss", "run"]
 
-# One error in twenty; intervals leave half of it on either side.
+# One error in twenty; half of it on either side of an interval.
 LEVEL = 0.05
 
 # The largest multiple of the number of units that is suggested by number.
@@ -214,7 +214,7 @@ def _reach(degrees: float, skewness: float) -> float:
     from scipy.special import stdtrit
 
     t = float(stdtrit(degrees, 1 - LEVEL / 2))
-    if abs(skewness) < 1e-6:  # where the cube root would lose its digits
+    if abs(skewness) < 1e-6:  # the cube root would lose digits
         return t
     return max(t, 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1))
 

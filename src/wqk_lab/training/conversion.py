@@ -19,7 +19,7 @@ from wqk.tables.run import Run, open_run
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe, given_fields
 
-# Fields that weights are made for.
+# Fields on which the shapes of weights depend.
 FIXED = (*MODEL_FIELDS, "preset", "config", "vocabulary_multiple", "block")
 
 
@@ -29,7 +29,7 @@ class Parent:
 
     run: Run
     recipe: Recipe
-    checkpoint: Path  #: After its last step.
+    checkpoint: Path  #: Checkpoint after the last step.
 
     @property
     def fingerprint(self) -> str:

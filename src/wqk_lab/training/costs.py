@@ -77,7 +77,7 @@ def speed_of_runs(folder: Path) -> float | None:
             recipe = Recipe.from_json(open_run(settings.parent).recipe)
         except RunError:  # made by another version, or not by training
             continue
-        # The last line of a finished run is its held-out loss, which has no time.
+        # The last line of a finished run is the held-out loss, without a time.
         timed = [line for line in read_lines(settings.parent / METRICS) if line.get("seconds")]
         if timed and not recipe.config:
             operations += flops(recipe, int(timed[-1]["step"]))

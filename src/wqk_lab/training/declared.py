@@ -14,7 +14,7 @@ import click
 from wqk.cli.options import COUNT, Number
 from wqk.errors import required_by
 
-# Types of fields by their names.
+# Types of fields, by name.
 TYPES = {"str": str, "int": int, "float": float}
 
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {

@@ -53,7 +53,7 @@ from wqk_lab.training.corpus.store import HEADER
 from wqk_lab.training.models import read_configuration
 from wqk_lab.training.recipe import Recipe, differences, make_recipe
 
-# Seconds from one look at a run that trains to the next.
+# Seconds between two looks at a running run.
 LOOK = 2.0
 
 
@@ -61,13 +61,13 @@ LOOK = 2.0
 class Trial:
     """One run of an experiment."""
 
-    cell: str  #: Name of its cell.
-    recipe: Recipe  #: Its recipe, seed included.
-    corpus: Path  #: Its token store.
+    cell: str  #: Name of the cell.
+    recipe: Recipe  #: The recipe, including the seed.
+    corpus: Path  #: The token store.
     folder: Path  #: The run's folder.
-    goal: int  #: The step at which it ends.
+    goal: int  #: Last step of the run.
     threads: int | None  #: Number of CPU threads; None for an equal share of the cores.
-    parent: Path | None = None  #: The folder of the run that it continues.
+    parent: Path | None = None  #: Folder of the run to continue.
 
     @property
     def step(self) -> int | None:
@@ -280,7 +280,7 @@ def run_experiments(
 
     def train(trial: Trial) -> bool:
         try:
-            # A parent comes before its children, so it trains or is done.
+            # Parents come before children, so the parent is running or done.
             if trial.parent in ended:
                 ended[trial.parent].wait()
             return trial.done or train_now(trial)

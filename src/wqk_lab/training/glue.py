@@ -190,7 +190,7 @@ def load_classifier(folder: str, task: SentenceTask) -> tuple[Any, Any]:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             kind = transformers.AutoModelForSequenceClassification
             network, _ = load_pretrained(kind, folder, num_labels=task.classes or 1)
-    except Exception as error:  # every model class has its own
+    except Exception as error:  # model classes raise different errors
         reason = all_lines(error, 300)
         raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
     if tokenizer.pad_token is None:

@@ -37,7 +37,7 @@ class TaskSplit:
 class SentenceTask:
     """A task with its data."""
 
-    name: str  #: That of its folder, or of its file without the ending.
+    name: str  #: Name of the folder, or of the file without the ending.
     train: TaskSplit
     validation: TaskSplit
     classes: int | None  #: None if the labels are numbers to be predicted.

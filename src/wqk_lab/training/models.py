@@ -30,7 +30,7 @@ ARCHITECTURES = {
     },
 }
 
-# Where checkpoints are written and removed; they are renamed into and out of it.
+# Folder for writing and removing checkpoints; they are moved from and to this folder.
 STAGING = ".saving"
 
 # Needed only to resume: the states of the optimizer and of the gradient scaler of float16. Random
@@ -141,7 +141,7 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
         model: PreTrainedModel = automatic.from_config(
             config, attn_implementation=recipe.attention, trust_remote_code=False
         )
-    except Exception as error:  # every model class has its own
+    except Exception as error:  # model classes raise different errors
         reason = all_lines(error)
         raise RunError(
             f"transformers cannot build the {recipe.mode} of type {kind} from this configuration "

@@ -47,10 +47,10 @@ class TokenRows:
            [3, 4, 5]])
     """
 
-    tokens: npt.NDArray[Any]  # read from its memory map in one gather per batch
+    tokens: npt.NDArray[Any]  # read from the memory map, once for each batch
     block: int  # N, the length of a row
-    documents: npt.NDArray[np.int64] | None = None  # their offsets and the end; None for blocks
-    padding: int | None = None  # the token that pads documents
+    documents: npt.NDArray[np.int64] | None = None  # offsets and the end; None for blocks
+    padding: int | None = None  # the token for padding of documents
 
     @classmethod
     def of(cls, store: TokenStore, split: str, recipe: Recipe) -> TokenRows:

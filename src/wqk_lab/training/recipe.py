@@ -50,7 +50,7 @@ PRESETS = {"paper": "base", "fast": "mini"}
 MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "initial_std")
 
 
-# The fields of a start, for a run that has none of its own because it continues another.
+# The fields of a start, for a run that continues another run and has no start of its own.
 NO_START = {"init": "random", "init_head_norm": None, "init_norm": None, "init_values": None}
 
 

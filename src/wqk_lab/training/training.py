@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("wqk_lab.training")
 
-# Settings by which the libraries of matrix products choose their kernels.
+# Settings for the choice of kernels in libraries of matrix products.
 KERNELS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
@@ -117,7 +117,7 @@ def train(
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
-        _ = TokenRows.of(store, split, recipe).count  # raises if there are none
+        _ = TokenRows.of(store, split, recipe).count  # raises an error if there are no rows
     tokenizer_files(store, recipe.block)
     available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
     if odd := sorted(set(report_to) - set(available)):
@@ -143,7 +143,7 @@ def train(
         norm_ratio=recipe.init_norm,
         value_ratio=recipe.init_values,
     )
-    # The run is created by the holder of the lock, so that of two that start together, one fails.
+    # The holder of the lock creates the run: if two processes start together, one fails.
     lock = locked(folder / ".lock", "training run") if first else nullcontext()
     device = accelerator.device
     # The caller's random numbers stay as they are.

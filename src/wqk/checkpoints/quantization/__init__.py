@@ -70,7 +70,7 @@ __all__ = [
     "refuse_unread",
 ]
 
-# All formats. Of those that fit a tensor and the configuration, the first one reads it.
+# All formats; the first format that fits a tensor and the configuration is used.
 FORMATS = (
     COMFY,
     GPTQ,
@@ -86,7 +86,7 @@ FORMATS = (
     MODELOPT,
 )
 
-# Ends of names of tensors that mean nothing, and that change a weight, without a quantized one.
+# Endings of names of tensors, and the part that must be next to each of these tensors.
 ORPHANS = {
     ".qweight": "scales",
     ".weight_packed": "weight_scale",

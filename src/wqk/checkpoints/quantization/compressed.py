@@ -67,7 +67,7 @@ from wqk.errors import CheckpointError, shown
 
 STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
-# Values of ``actorder`` under which columns are in sorted groups, and those without an effect.
+# Values of ``actorder`` with columns in sorted groups, and values without an effect.
 ORDERING = (True, "group", "dynamic")
 UNORDERED = ("weight", "static")
 

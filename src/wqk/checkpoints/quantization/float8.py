@@ -53,7 +53,7 @@ class Block(NamedTuple):
     columns: int
 
 
-# Blocks of DeepSeek's models, whose first configurations left their size out.
+# Blocks of DeepSeek's models; the first configurations lack the size.
 DEFAULT_BLOCK = Block(128, 128)
 
 

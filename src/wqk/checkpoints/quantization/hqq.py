@@ -50,7 +50,7 @@ PACKING = {
     b"1bit_u8": Packing(bits=1, codes_of_word=8, word_type="U8"),
 }
 
-# Switches that are stored as tensors, and that are not read if they are on.
+# Switches stored as tensors; weights with a switch on are not read.
 SWITCHES = (".quant_scale", ".quant_zero", ".view_as_float", ".offload_meta")
 
 

@@ -27,7 +27,7 @@ FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4,
 # weights is to the measured one as on an even grid.
 FLOAT4_STEP = 1 / 6
 
-# Tensors that were read, by their role for the matrix.
+# Tensors already read, by role.
 Arrays = Mapping[str, np.ndarray]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wqk.checkpoints.checkpoint import TensorInfo
     from wqk.checkpoints.quantization.table import QuantizedFormat
 
-# Files, and the method of those that name none.
+# Files, and the method of files that name no method.
 SIDECARS = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",

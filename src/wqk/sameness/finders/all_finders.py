@@ -172,7 +172,7 @@ def search(
         recut = find_recut(pairs)
         if recut is not None:
             findings.append(recut)
-    # Weights first, which explain the biases that moved with them.
+    # Weights first, because biases moved together with weights.
     weights = [pair for pair in wrong if pair.is_matrix]
     vectors = [pair for pair in wrong if not pair.is_matrix]
     for members in (weights, vectors):

@@ -20,7 +20,7 @@ from wqk.sameness.permutations import whole_heads
 from wqk.sameness.tolerances import MAJORITY, QUANTIZED_ALIKE
 from wqk.sameness.weight_pairs import TensorUse, WeightFinding, WeightPair
 
-# Heads that a description lists.
+# Number of heads in a description.
 LISTED_HEADS = 8
 
 

@@ -18,7 +18,7 @@ from wqk.sameness.weight_pairs import AdapterEffect, WeightFinding, WeightPair
 
 # Most directions of a difference that is an adapter's, where no adapter is known.
 LARGEST_RANK = 64
-# Random directions besides these, in which singular values are computed.
+# Number of additional random directions for singular values.
 FURTHER_DIRECTIONS = 8
 # Rows of the sample that rules out high ranks.
 SAMPLED_ROWS = 256
@@ -70,7 +70,7 @@ def find_wrong_merge(pair: WeightPair) -> WeightFinding | None:
         adapted, merged = merged, adapted
     start = adapter.start.astype(np.float64)
     merge = fit_merge(start, adapted - start, merged)
-    # A merge with a multiple of the scale is larger than its base, and so is its rounding.
+    # A merge with a multiple of the scale, and its rounding, are larger than the base.
     rounding = pair.rounding * float(max(np.linalg.norm(start), np.linalg.norm(merged)))
     if not merge.explains(2 * rounding):
         return None

@@ -111,7 +111,7 @@ def _exchanged(
         is_back = source_of_source is not None and source_of_source.name == name
         if is_back and source.name in by_name:
             partners[name] = source.name
-    # Weights first, whose biases may have moved along.
+    # Weights first, because biases may have moved together with weights.
     names = sorted(partners, key=lambda name: by_name[name].role.use is not TensorUse.WEIGHT)
     findings: list[WeightFinding] = []
     explained: set[str] = set()

@@ -373,7 +373,7 @@ def files_of(location: str) -> str | None:
     try:
         if not path.exists():
             return None
-        # One folder deeper as well, where distributed checkpoints keep the model.
+        # Also one folder deeper, for the model in distributed checkpoints.
         inside = [*path.iterdir(), *path.glob("*/*")] if path.is_dir() else [path]
         stats = []
         for file in sorted(candidate for candidate in inside if candidate.is_file()):

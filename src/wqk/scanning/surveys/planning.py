@@ -24,10 +24,10 @@ from wqk.storage.references import redacted
 # Most processes by default: each may hold a block of a large model.
 MOST_JOBS = 8
 
-# Seconds in which a worker process starts and imports its libraries.
+# Seconds for the start of a worker process with its imports.
 START_SECONDS = 1.0
 
-# Endings of text files that may list checkpoints; no format of weights has one of these.
+# Endings of text files with lists of checkpoints; weights have other endings.
 LIST_ENDINGS = {".txt", ".list", ".lst"}
 # Endings of files that may list checkpoints, or may be something else.
 TEXT_ENDINGS = {".csv", ".tsv", ""}

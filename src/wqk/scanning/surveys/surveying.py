@@ -205,10 +205,10 @@ class SurveyProgress:
     jobs: int  # number of all checkpoints
     done: int
     failed: int
-    now: int  # checkpoints that were scored, or failed, in this run
+    now: int  # scored and failed checkpoints of this run
     bytes_read: int  # in this run
     seconds: float  # since the start of this run
-    failed_before: tuple[str, ...] = ()  # names of skipped ones, which failed in earlier runs
+    failed_before: tuple[str, ...] = ()  # names of skipped checkpoints, failed in earlier runs
 
 
 @called_as(
@@ -389,7 +389,7 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         if job.key in folder.failed:
             reason = folder.failed[job.key]["reason"]
             failed.append({"checkpoint": job.name, "revision": job.revision, "reason": reason})
-    # A survey that was killed leaves unfinished files; its workers may run a moment longer.
+    # A killed survey leaves unfinished files; its workers may run a moment longer.
     for temporary in folder.folder.glob("**/.*.parquet.*"):
         temporary.unlink(missing_ok=True)
     tables = {job: folder.load_part(job.key) for job in done}

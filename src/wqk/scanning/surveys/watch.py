@@ -161,7 +161,7 @@ class _Watch:
         self._reported: set[tuple[str, str]] = set()
         self._files_seen: dict[str, str | None] = {}  # by folder, at the last look
         self._done: set[str] = set()
-        self._failed: dict[str, str | None] = {}  # by folder, its files; None for an earlier watch
+        self._failed: dict[str, str | None] = {}  # files by folder; None for an earlier watch
         scores = out / "scores.parquet"
         if scores.exists():
             earlier = read_table(scores)
@@ -330,5 +330,5 @@ def _parent(folder: str) -> str:
 def _step(folder: str) -> int:
     """Return the step in the name of a folder."""
     step = step_in(PurePath(folder).name)
-    assert step is not None  # as `steps_of` found it by its step
+    assert step is not None  # found by `steps_of`, so the name has a step
     return step

@@ -75,8 +75,8 @@ class TokenStore:
 
     folder: Path
     unit: str  #: The kind of token: ``words``, ``characters``, or that of a given ``tokenizer``.
-    vocabulary_size: int  #: Number of ids, special ones included.
-    #: Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, where they exist.
+    vocabulary_size: int  #: Number of ids, including special ids.
+    #: Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, if any.
     special: Mapping[str, int]
     tokenizer_sha256: str
     splits: Mapping[str, Split]  #: Counts and hashes of ``train`` and ``held_out``.

@@ -34,7 +34,7 @@ ROLES = {
     "separator": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
 }
 
-# Most characters of a WordPiece vocabulary: this many, and one part in this many.
+# Most characters of a WordPiece vocabulary: number, and inverse share.
 MOST_CHARACTERS, SHARE_OF_CHARACTERS = 1000, 8
 
 # Characters to pass to the tokenizers library at a time; it needs 30 times their memory.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class TokenChunk:
     """Tokens of consecutive documents."""
 
-    tokens: NDArray[np.integer[Any]]  #: Ids in one dimension, separators included.
+    tokens: NDArray[np.integer[Any]]  #: Ids in one dimension, including separators.
     lengths: NDArray[np.integer[Any]]  #: Tokens of each document; they add up to all tokens.
     characters: int = 0  #: Of the documents' text.
 
