@@ -4,6 +4,8 @@
 
     WqkError
     ├── CheckpointError      a checkpoint that cannot be read, or cannot be trusted
+    │   ├── NoCheckpoint     no such file or folder, or a folder without weights
+    │   └── UnsafeCheckpoint a pickle that contains more than weights, of which nothing was run
     ├── HubError             a checkpoint that the Hub or the network does not provide
     ├── UnknownFamily        no rule finds the tensors of the queries and keys
     ├── NonFiniteWeights     NaN or infinity among the weights
@@ -29,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from numbers import Integral
 from pathlib import Path
@@ -82,6 +85,14 @@ class CheckpointError(WqkError):
     checkpoint: str | None = None
 
 
+class NoCheckpoint(CheckpointError):
+    """A path without a checkpoint: no such file or folder, or a folder without weights."""
+
+
+class UnsafeCheckpoint(CheckpointError):
+    """A pickle that contains more than weights; none of its operations was run."""
+
+
 class HubError(WqkError):
     """A checkpoint that the Hub or the network does not provide.
 
@@ -111,12 +122,15 @@ class NonFiniteWeights(WqkError):
 
     Attributes
     ----------
+    checkpoint
+        Name of the checkpoint; None for factors of one's own.
     tensor
-        Checkpoint and name of the tensor.
+        Name of the tensor.
     count
         Number of entries that are not finite.
     """
 
+    checkpoint: str | None = None
     tensor: str | None = None
     count: int | None = None
 
@@ -330,6 +344,8 @@ def public(
             return load(commands.get(name, name))  # lazy_loader imports the object now
         if name in (synonyms or {}):
             return get((synonyms or {})[name])
+        if find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
         advice = did_you_mean(name, public_names)
         if known_call := (calls or {}).get(name):
             advice = f"; did you mean {known_call}?"

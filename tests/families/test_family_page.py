@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests import small
 
 import wqk
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -90,6 +92,24 @@ def test_a_given_number_of_heads_counts_in_all_parts_of_a_fused_tensor(tmp_path:
     assert wqk.verify(opened, batch).verdict == "right"
     with pytest.raises(CheckpointError, match="lacks n_heads"):
         wqk.open(net, family=path)
+
+
+def test_the_file_of_rotary_positions_is_that_of_a_renamed_llama(tmp_path: Path) -> None:
+    """Scores are equal at every distance; in the other order they are not."""
+    (file,) = (file for file in FILES if "rotary" in file)
+    path = tmp_path / "family.toml"
+    path.write_text(file)
+    llama = small.llama(rope_theta=500.0)
+    renamed = {
+        name.replace("model.", "").replace("self_attn.", "").replace("_proj", ""): value
+        for name, value in llama._arrays.items()
+    }
+    config = {"n_layers": 2, "n_heads": 4, "n_groups": 2, "rope_base": 500.0}
+    mine = StateDict(renamed, config, "mine")
+    assert wqk.same(llama, mine, other_family=path).same
+    for changed in (file.replace("half", "interleaved"), file.replace("rope_base", "n_heads")):
+        path.write_text(changed)
+        assert not wqk.same(llama, mine, other_family=path).same
 
 
 def test_another_number_of_heads_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import random
 import shutil
 import sys
@@ -12,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -200,7 +202,27 @@ def test_weights_that_are_not_finite_are_named_with_their_number():
     with pytest.raises(wqk.errors.NonFiniteWeights) as raised:
         wqk.scan(opened(tensors))
     assert raised.value.count == 2
-    assert raised.value.tensor.endswith("k_proj.weight")
+    assert raised.value.tensor == "layers.0.self_attn.k_proj.weight"
+    assert str(raised.value).startswith(f"{raised.value.checkpoint}: ")
+
+
+class _Runs:
+    """An object whose pickle would run a program."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("false",)
+
+
+def test_an_absent_checkpoint_and_an_unsafe_one_have_errors_of_their_own(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "absent"):
+        with pytest.raises(wqk.errors.NoCheckpoint) as raised:
+            wqk.open(path)
+        assert raised.value.checkpoint == str(path)
+    torch = pytest.importorskip("torch")
+    torch.save({"weight": _Runs()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(wqk.errors.UnsafeCheckpoint, match="contains more than weights"):
+        wqk.open(tmp_path)
 
 
 def test_the_same_checkpoint_has_not_moved():

@@ -188,7 +188,7 @@ def load_factor(
         latent, outer = projection.inner.weight(stored)[0], projection.outer.weight(stored)
         if projection.bias is not None:
             bias, latent_bias = projection.constant(stored), stored[projection.bias]
-            _require_finite(latent_bias, f"{name}: {projection.bias.name}")
+            _require_finite(latent_bias, name, projection.bias.name)
     if side.factor != 1:
         weight, bias = weight * side.factor, None if bias is None else bias * side.factor
     xp = array_namespace(weight)
@@ -209,9 +209,9 @@ def load_factor(
         latent_bias=latent_bias,
         outer=outer,
     )
-    _require_finite(factor.weight, f"{name}: {projection.roles[''].name}")
+    _require_finite(factor.weight, name, projection.roles[""].name)
     if side.bias is not None and factor.bias is not None:
-        _require_finite(factor.bias, f"{name}: {side.bias.name}")
+        _require_finite(factor.bias, name, side.bias.name)
     return factor
 
 
@@ -332,7 +332,7 @@ class BlockWeights:
         """
         parts = [*norm.gain, *norm.bias]
         for part, values in zip(parts, self.read(parts), strict=True):
-            _require_finite(values, f"{self.checkpoint.name}: {part.name}")
+            _require_finite(values, self.checkpoint.name, part.name)
             if values.ndim != 1:
                 raise CheckpointError(
                     f"{self.checkpoint.name}: {part.name} must be a vector, a number for each "
@@ -360,7 +360,7 @@ def _inverse_size(vectors: Array, axes: tuple[int, ...], epsilon: float) -> Arra
     return (size + (size == 0)) ** -0.5  # zeros stay zeros
 
 
-def _require_finite(weight: Array, name: str) -> None:
+def _require_finite(weight: Array, checkpoint: str, tensor: str) -> None:
     xp = array_namespace(weight)
     # A sum is finite only if all summands are finite, and takes one pass.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -369,9 +369,10 @@ def _require_finite(weight: Array, name: str) -> None:
     count = int(xp.sum(~xp.isfinite(weight)))
     if count:
         raise NonFiniteWeights(
-            f"{name}: {count} of {math.prod(weight.shape)} weights are NaN or infinite; "
-            "the checkpoint is broken",
-            tensor=name,
+            f"{checkpoint}: {tensor}: {count} of {math.prod(weight.shape)} weights are NaN or "
+            "infinite; the checkpoint is broken",
+            checkpoint=checkpoint,
+            tensor=tensor,
             count=count,
         )
 

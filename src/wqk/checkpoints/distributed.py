@@ -37,7 +37,7 @@ from wqk.checkpoints.files import (
 )
 from wqk.checkpoints.pickles import Record, Refused, load
 from wqk.checkpoints.torch_archive import TorchFile
-from wqk.errors import CheckpointError, errors_about, first_line, shown
+from wqk.errors import CheckpointError, UnsafeCheckpoint, errors_about, first_line, shown
 from wqk.storage.byte_source import bytes_at
 from wqk.storage.remote_file import RemoteFile
 
@@ -404,7 +404,7 @@ def read_metadata(source: ByteSource) -> Description:
             offset = index.state.get("offset")
             places[index.state["fqn"], tuple(offset or ())] = place.state
     except Refused as error:
-        raise CheckpointError(
+        raise UnsafeCheckpoint(
             f"contains more than the description of tensors ({first_line(error)}); loading it "
             "could execute code, so it was not loaded; if you trust it, convert it to safetensors"
         ) from None

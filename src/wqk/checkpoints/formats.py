@@ -56,6 +56,7 @@ from wqk.checkpoints.quantization import (
 )
 from wqk.errors import (
     CheckpointError,
+    NoCheckpoint,
     demo_reference_advice,
     did_you_mean,
     errors_about,
@@ -395,7 +396,7 @@ def no_weights(folder: Folder) -> CheckpointError:
     weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
-        return CheckpointError(
+        return NoCheckpoint(
             f"no weights here, but in its folders {', '.join(deeper[:5])}; choose one by its path, "
             "or in Python with subfolder="
         )
@@ -403,7 +404,7 @@ def no_weights(folder: Folder) -> CheckpointError:
     advice = "choose another folder"
     if not TABLES_OF_FOLDERS.isdisjoint(names):
         advice = "the folder contains scores, which wqk report shows"
-    return CheckpointError(
+    return NoCheckpoint(
         "no weights here; expected model.safetensors, model.safetensors.index.json or "
         f"pytorch_model.bin, got {listed}; {advice}"
     )
@@ -827,7 +828,7 @@ def open_local(path: Path) -> Checkpoint:
                 f"cannot be opened ({error.strerror}); check the path and its permissions"
             ) from None
         except ValueError:  # a zero byte or a lone surrogate in the name
-            raise CheckpointError("no such file or folder; check the path") from None
+            raise NoCheckpoint("no such file or folder; check the path") from None
     checkpoint.name = name
     checkpoint.step = checkpoint.step if step is None else step
     return checkpoint
@@ -845,7 +846,7 @@ def _open_file(path: Path, opened: list[LocalFile]) -> StoredCheckpoint:
     """Open the checkpoint in one file, with the configuration next to it; see `local_folder`."""
     if not path.exists():
         advice = beside(path) or demo_reference_advice(str(path)) or "; check the path"
-        raise CheckpointError(f"no such file or folder{advice}")
+        raise NoCheckpoint(f"no such file or folder{advice}")
     if reason := unread_format(path.name):
         raise CheckpointError(reason)
     layout = format_of(path.name)

@@ -21,7 +21,14 @@ import numpy as np
 from wqk.checkpoints.checkpoint import TensorInfo
 from wqk.checkpoints.files import DOWNLOAD, ITEM_BITS, is_text, refuse_pointer, widened
 from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
-from wqk.errors import CheckpointError, WqkError, errors_about, first_line, shortened
+from wqk.errors import (
+    CheckpointError,
+    UnsafeCheckpoint,
+    WqkError,
+    errors_about,
+    first_line,
+    shortened,
+)
 from wqk.storage.byte_source import Raw, bytes_at
 
 if TYPE_CHECKING:
@@ -149,7 +156,7 @@ class TorchFile:
         except WqkError:
             raise
         except Refused as error:
-            raise CheckpointError(
+            raise UnsafeCheckpoint(
                 f"contains more than weights ({first_line(error)}); loading it could execute code, "
                 "so it was not loaded; if you trust it, convert it to safetensors"
             ) from None
