@@ -76,9 +76,9 @@ def with_head_counts(
         if rule.guess or config.in_file(*rule.heads) is None:
             names = {"heads_per_layer": rule.heads, "key_heads": rule.key_heads}
             # The rule's other settings, such as sections, use the numbers by the rule's names.
-            numbers_by_name = {
-                name: number for key, number in numbers.items() for name in (key, *names[key])
-            }
+            numbers_by_name: dict[str, int] = {}
+            for key, number in numbers.items():
+                numbers_by_name |= dict.fromkeys((key, *names[key]), number)
             rule = replace(
                 rule,
                 heads=("heads_per_layer", *rule.heads),

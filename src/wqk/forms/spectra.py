@@ -252,25 +252,29 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
     (127, 0.012)
     """
     roots = _random_roots_of_forms(d_query, d_key, rank)
-    draws, query_rows, small_rank = roots.query.shape
     values = _by_square(roots.query @ roots.key.swapaxes(-1, -2))
     square_norms = (values**2).sum(axis=-1)
     shares = values / values.sum(axis=-1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
-    spread = None
-    if d_query == d_key:
-        # Given A, BᵀA is a matrix of independent entries times A's root; its trace has the
-        # variance ‖A‖².
-        crossed = roots.random.standard_normal((draws, small_rank, query_rows)) @ roots.query
-        eigenvalue_sums = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
-        trace_variance = (roots.query**2).sum(axis=(-2, -1)).mean()
-        spread = math.sqrt(trace_variance / (eigenvalue_sums**2).mean()) / roots.shrink
+    spread = _null_positivity_spread(roots) if d_query == d_key else None
     return NullSpectrum(
         spectral_norm=null_spectral_norm(d_query, d_key, rank),
         stable_rank=float((square_norms / values[:, 0] ** 2).mean()) * roots.shrink,
         effective_rank=float(np.exp(entropy).mean()) * roots.shrink,
         eigenvalue_positivity_spread=spread,
     )
+
+
+def _null_positivity_spread(roots: RandomRoots) -> float:
+    """Return the standard deviation of the positivity of the eigenvalues of random square forms.
+
+    Given A, BᵀA is a matrix of independent entries times A's root; its trace has the variance ‖A‖².
+    """
+    draws, query_rows, rank = roots.query.shape
+    crossed = roots.random.standard_normal((draws, rank, query_rows)) @ roots.query
+    eigenvalue_sums = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
+    trace_variance = (roots.query**2).sum(axis=(-2, -1)).mean()
+    return math.sqrt(trace_variance / (eigenvalue_sums**2).mean()) / roots.shrink
 
 
 @lru_cache(maxsize=256)

@@ -368,14 +368,16 @@ def flipped_dimensions(
     the units' products, which do not depend on signs.
     """
     likeness_by_layer = [sizes @ reference_sizes.T for _, reference_sizes in prepared_layers]
-    best = int(np.argmax([likeness.max(axis=1).sum() for likeness in likeness_by_layer]))
+    totals = [likeness.max(axis=1).sum() for likeness in likeness_by_layer]
+    best = int(np.argmax(totals))
     closest = likeness_by_layer[best].argmax(axis=1)
     matched_block, _ = prepared_layers[best]
     products = agreements(matched_block.grams[closest], block)
     signs = _signs(draw, products.shape[:2])
-    flipped = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
+    products_with_flipped_rows = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
+    agreement = (products_with_flipped_rows * signs).sum(axis=(1, 2))
     copy = float(agreements(block.grams, block).sum())
-    return LayerAgreement((flipped * signs).sum(axis=(1, 2)), best, closest, copy)
+    return LayerAgreement(agreement, best, closest, copy)
 
 
 def flipped_weights(
@@ -408,13 +410,16 @@ def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
     cosine with itself.
     """
     heads = block.head_count
-    group = np.arange(heads) // (heads // block.key_heads)
-    kinds = (group[:, None] == group).astype(int) + np.eye(heads, dtype=int)
+    key_head = np.arange(heads) // (heads // block.key_heads)
+    is_head_itself = np.eye(heads, dtype=bool)
+    shares_key_head = (key_head[:, None] == key_head) & ~is_head_itself
+    sets_of_pairs = (is_head_itself, shares_key_head, ~(is_head_itself | shares_key_head))
     relations = np.array(block.pairs, np.float64)
-    np.fill_diagonal(relations[1], np.log(np.where(block.norms > 0, block.norms, 1.0)))
+    log_norms = np.log(np.where(block.norms > 0, block.norms, 1.0))
+    np.fill_diagonal(relations[1], log_norms)
     for cosines in relations:
-        for kind in range(3):
-            cosines[kinds == kind] = _standardized(cosines[kinds == kind])
+        for pairs in sets_of_pairs:
+            cosines[pairs] = _standardized(cosines[pairs])
     return np.asarray(relations, np.float32)
 
 

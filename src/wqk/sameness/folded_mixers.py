@@ -77,7 +77,9 @@ class FoldedMixers(View):
         super().__init__(reference)
         self._candidate, self._names = candidate, names
         self.folds = folds
-        self._factors = {name: fold.factors for fold in folds for name in fold.readers}
+        self._factors: dict[str, np.ndarray] = {}
+        for fold in folds:
+            self._factors |= dict.fromkeys(fold.readers, fold.factors)
         self._gains = {fold.gain for fold in folds}
         self.changed = {*self._factors, *self._gains}
 

@@ -358,8 +358,10 @@ class WeightPair:
         """
         if self.role.side not in SIDES_WITH_HEADS:
             return {}
-        share = max(1, self.sizes.heads // self.heads)
-        query_heads = [share * head + member for head in heads for member in range(share)]
+        share = max(1, self.sizes.heads // self.heads)  # query heads of each head
+        query_heads: list[int] = []
+        for head in heads:
+            query_heads += range(share * head, share * (head + 1))
         return {f"{self.role.side}_heads": tuple(heads), "query_heads": tuple(query_heads)}
 
     def finding(

@@ -89,7 +89,9 @@ def status_counts(rows: Iterable[str]) -> Counter[str]:
     >>> status_counts(["ok", "random-looking", "guessed, random-looking"])
     Counter({'random-looking': 2, 'guessed': 1})
     """
-    counts = Counter(status for row in rows for status in row.split(BETWEEN_STATUSES))
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row.split(BETWEEN_STATUSES))
     return Counter({status: counts[status] for status in STATUSES if status in counts})
 
 

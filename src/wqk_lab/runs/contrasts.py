@@ -46,9 +46,6 @@ Records = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 DEFINITION = "contrasts.toml"
 
-# Parts of scores whose shares are compared.
-HALVES = ("symmetric", "skew")
-
 # Columns of records, with the measures that they have in rows of whole models.
 MEASURES = {
     "held_out_loss": "loss at step {step}",
@@ -189,7 +186,8 @@ def _quantities(rows: pl.DataFrame) -> pl.DataFrame:
     elif "run" in rows.columns:
         rows = rows.with_columns(start=pl.col("run").str.replace("-[^-]*$", ""))
     if "kept_skew" in rows.columns:
-        kept_symmetric, kept_skew = (pl.col(f"kept_{part}").cast(float) for part in HALVES)
+        kept_symmetric = pl.col("kept_symmetric").cast(float)
+        kept_skew = pl.col("kept_skew").cast(float)
         rows = rows.with_columns(kept=kept_symmetric - kept_skew)
     if "layer" in rows.columns:
         rows = rows.filter(pl.col("layer").is_null())
@@ -506,7 +504,8 @@ def unnamed(text: str, names: Iterable[str]) -> list[str]:
     >>> unnamed("- **It helps** (`a`).\n- **It is\n  symmetry.** Always.", ["a"])
     ['It is symmetry.']
     """
-    known_names, phrases = set(names), []
+    known_names = set(names)
+    phrases = []
     for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", text):
         is_table = paragraph.lstrip().startswith("|")
         code = re.findall(r"`([^`]+)`", paragraph)

@@ -66,7 +66,8 @@ def simulate_scores(
     >>> bool(abs(s.mean() - 1 / 32) < 3 * s.std() / 2000**0.5), bool(s.mean() < 8 / 32 / 4)
     (True, True)
     """
-    random, draw = np.random.default_rng(seed), LAWS[law]
+    random = np.random.default_rng(seed)
+    draw = LAWS[law]
     scores = []
     at_once = max(1, ENTRIES // width**2)
     for start in range(0, trials, at_once):
@@ -75,8 +76,13 @@ def simulate_scores(
         key = np.eye(width) if rank is None else draw(random, (count, width, rank))
         form = BilinearForm.from_factors(query, key)
         scores.append((symmetry(form), *directionalities(form.moments)))
-    every: np.ndarray = np.concatenate(scores, axis=1)
-    return RandomScores(*every[:, ~np.isnan(every[0])])
+    symmetries, directions, excesses = np.concatenate(scores, axis=1)
+    has_scores = ~np.isnan(symmetries)
+    return RandomScores(
+        symmetry=symmetries[has_scores],
+        directionality=directions[has_scores],
+        excess=excesses[has_scores],
+    )
 
 
 def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
@@ -97,8 +103,10 @@ def _parts(evidence: Evidence) -> Sample:
     """Return ‖M_s‖² + ‖M_n‖² − ‖M‖² relative to ‖M‖², and the excess of the scores beyond ±1."""
 
     def measure(form: BilinearForm) -> dict[str, float]:
-        s, d = float(symmetry(form)), float(directionality(form))
-        return {"parts": max(abs(sum(shares_of_parts(form)) - 1), abs(s) - 1, abs(d) - 1), "s": s}
+        s = float(symmetry(form))
+        d = float(directionality(form))
+        error = abs(sum(shares_of_parts(form)) - 1)
+        return {"parts": max(error, abs(s) - 1, abs(d) - 1), "s": s}
 
     return sample_of({layer: [measure(form)] for layer, form in evidence.forms.items()})
 

@@ -51,14 +51,11 @@ def in_isolation(
     """
     random = np.random.default_rng(seed)
     width = updates[0].inputs.shape[-1]
-    everything = np.concatenate([update.inputs.reshape(-1, width) for update in updates])
-    everything = everything.astype(np.float64)
-    mean = everything.mean(axis=0)
-    # Σ^(−1/2), of the directions in which there is any variance.
-    values, vectors = np.linalg.eigh(np.cov(everything, rowvar=False))
-    kept = values > FLAT * values.max()
-    whitening = vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T
-    basis = np.linalg.qr(random.standard_normal((width, width)))[0]
+    inputs = np.concatenate([update.inputs.reshape(-1, width) for update in updates])
+    inputs = inputs.astype(np.float64)
+    mean = inputs.mean(axis=0)
+    whitening = _whitening(inputs)
+    basis, _ = np.linalg.qr(random.standard_normal((width, width)))
 
     changes: dict[str, Callable[[LayerUpdate], LayerUpdate]] = {
         "centered": lambda update: update._replace(inputs=update.inputs - mean),
@@ -69,6 +66,14 @@ def in_isolation(
         ),
     }
     return {name: _changed_forms(change, updates) for name, change in changes.items()}
+
+
+def _whitening(vectors: np.ndarray) -> np.ndarray:
+    """Return Σ^(−1/2) of vectors (N, D), in the directions in which there is any variance."""
+    variances, directions = np.linalg.eigh(np.cov(vectors, rowvar=False))
+    is_kept = variances > FLAT * variances.max()
+    kept_directions = directions[:, is_kept]
+    return np.asarray(kept_directions / np.sqrt(variances[is_kept]) @ kept_directions.T)
 
 
 def _changed_forms(

@@ -10,6 +10,7 @@ Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -108,18 +109,41 @@ def count_pairs(
     begins = lengths.cumsum() - lengths
     chunk_of = begins * chunks // max(1, int(lengths.sum()))
     edges = np.searchsorted(chunk_of, np.arange(chunks + 1))
-    tables = []
+    counts_of_chunks = []
     for first, last in pairwise(edges):
         piece_lengths = lengths[first:last]
+        begins_in_chunk = piece_lengths.cumsum() - piece_lengths
         # Numbers of tokens in the piece before and after each token.
-        before = np.arange(piece_lengths.sum()) - np.repeat(
-            piece_lengths.cumsum() - piece_lengths, piece_lengths
-        )
+        before = np.arange(piece_lengths.sum()) - np.repeat(begins_in_chunk, piece_lengths)
         after = np.repeat(piece_lengths - 1, piece_lengths) - before
-        ids = np.asarray(tokens[np.repeat(pieces.starts[first:last], piece_lengths) + before])
-        sides = after, before, np.ones(len(ids))
-        tables.append([np.bincount(ids, side, vocabulary_size) for side in sides])
-    return PairCounts(*np.array(tables).swapaxes(0, 1))
+        places = np.repeat(pieces.starts[first:last], piece_lengths) + before
+        ids = np.asarray(tokens[places])
+        counts_of_chunks.append(_counts(ids, after, before, vocabulary_size))
+    return _joined_counts(counts_of_chunks)
+
+
+def _counts(
+    ids: np.ndarray, context: np.ndarray, prediction: np.ndarray, vocabulary_size: int
+) -> PairCounts:
+    """Sum the pairs of tokens by vocabulary entry, (V,) each.
+
+    ``context`` and ``prediction`` are the numbers of pairs in which each token is the context, and
+    in which each token is predicted.
+    """
+    return PairCounts(
+        context=np.bincount(ids, context, vocabulary_size),
+        prediction=np.bincount(ids, prediction, vocabulary_size),
+        occurrences=np.bincount(ids, np.ones(len(ids)), vocabulary_size),
+    )
+
+
+def _joined_counts(counts: Sequence[PairCounts]) -> PairCounts:
+    """Return the counts of several chunks, (V,) each, as counts (C, V)."""
+    return PairCounts(
+        context=np.array([chunk.context for chunk in counts]),
+        prediction=np.array([chunk.prediction for chunk in counts]),
+        occurrences=np.array([chunk.occurrences for chunk in counts]),
+    )
 
 
 def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, np.ndarray]:
@@ -145,28 +169,37 @@ def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, 
     kept = often.any(axis=1)
     if kept.sum() < 2:
         raise CorpusError(f"no token occurs {at_least} times in two chunks; count more text")
-    surplus, often = (counts.context - counts.prediction)[kept], often[kept]
+    often = often[kept]
+    surplus = counts.context[kept] - counts.prediction[kept]
     above = np.where(surplus == 0, 0.5, surplus > 0)
     weights = np.where(often, counts.occurrences[kept], 0)
+    weighted = above * weights
     return {
         "entries": np.asarray(above.mean(axis=1, where=often)),
-        "mass": np.asarray((above * weights).sum(axis=1) / weights.sum(axis=1)),
+        "mass": np.asarray(weighted.sum(axis=1) / weights.sum(axis=1)),
     }
 
 
 def own_masks(evidence: Evidence) -> PairCounts:
     """Count pairs with the subject's masks, batch by batch (Equations S77, S78)."""
-    tables, size = [], evidence.text.vocabulary_size
-    for tokens, (_, labels) in zip(
-        evidence.subject.blocks, evidence.subject.examples(), strict=True
-    ):
+    subject = evidence.subject
+    counts_of_batches = []
+    for tokens, (_, labels) in zip(subject.blocks, subject.examples(), strict=True):
         masked = labels != IGNORED
         ids = tokens.repeat(len(masked) // len(tokens), axis=0)
-        hidden = masked.sum(axis=1, keepdims=True)
-        seen = masked.shape[1] - hidden
-        sides = np.where(masked, 0, hidden), np.where(masked, seen, 0), np.ones(masked.shape)
-        tables.append([np.bincount(ids.ravel(), side.ravel(), size) for side in sides])
-    return PairCounts(*np.array(tables).swapaxes(0, 1))
+        masked_count = masked.sum(axis=1, keepdims=True)
+        visible_count = masked.shape[1] - masked_count
+        context = np.where(masked, 0, masked_count)
+        prediction = np.where(masked, visible_count, 0)
+        counts_of_batches.append(
+            _counts(
+                ids.ravel(),
+                context.ravel(),
+                prediction.ravel(),
+                evidence.text.vocabulary_size,
+            )
+        )
+    return _joined_counts(counts_of_batches)
 
 
 def _in_total(evidence: Evidence) -> Sample:

@@ -92,15 +92,17 @@ class LayerGradient:
         TheoryError
             No pair has this distance.
         """
-        count = min(self.beta.shape[-2], self.beta.shape[-1] + distance) - max(distance, 0)
-        if count < 1:
-            raise TheoryError(
-                f"no pair of {self.beta.shape[-1]} tokens has the distance {distance}"
-            )
-        i = max(distance, 0) + np.arange(count)
-        weights = self._weights(head)[:, i, i - distance]
-        x, y = self.query_input[:, i], self.key_input[:, i - distance]
-        return BilinearForm.from_factors(_columns(weights[..., None] * x), _columns(y))
+        queries, keys = self.beta.shape[-2:]
+        first_query = max(distance, 0)
+        end_of_queries = min(queries, keys + distance)
+        if end_of_queries <= first_query:
+            raise TheoryError(f"no pair of {keys} tokens has the distance {distance}")
+        i = np.arange(first_query, end_of_queries)
+        j = i - distance
+        weights = self._weights(head)[:, i, j]
+        weighted_queries = weights[..., None] * self.query_input[:, i]
+        keys_of_pairs = self.key_input[:, j]
+        return BilinearForm.from_factors(_columns(weighted_queries), _columns(keys_of_pairs))
 
     def factor_gradients(
         self,
@@ -111,16 +113,20 @@ class LayerGradient:
         the shapes of the stored weights. The result equals the parameters' gradients unless queries
         or keys also occur in other terms of the score.
         """
-        met_by_queries = self.beta @ self.attention.keys(self.key_input)
-        met_by_keys = self.beta.swapaxes(-1, -2) @ self.attention.queries(self.query_input)
-        query = _projected_gradient(self.attention, met_by_queries, self.query_input)
-        key = _projected_gradient(self.attention, met_by_keys, self.key_input)
+        gradient_of_queries = self.beta @ self.attention.keys(self.key_input)
+        queries = self.attention.queries(self.query_input)
+        gradient_of_keys = self.beta.swapaxes(-1, -2) @ queries
+        query = _projected_gradient(self.attention, gradient_of_queries, self.query_input)
+        key = _projected_gradient(self.attention, gradient_of_keys, self.key_input)
         groups = len(self.attention.key.weight)
-        return query, key.reshape(groups, -1, *key.shape[1:]).sum(axis=1)
+        key_by_group = key.reshape(groups, -1, *key.shape[1:])
+        return query, key_by_group.sum(axis=1)
 
     def _weights(self, head: int | None) -> np.ndarray:
         """Return β of one head, or summed over heads, (B, I, J)."""
-        return np.asarray(self.beta.sum(axis=1) if head is None else self.beta[:, head])
+        if head is None:
+            return np.asarray(self.beta.sum(axis=1))
+        return np.asarray(self.beta[:, head])
 
 
 def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
@@ -354,15 +360,18 @@ def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> L
         array = arrays[identity]
         return array.reshape(-1, count, array.shape[-1])
 
-    x, y = inputs("query", tokens), inputs("key", contexts)
+    x = inputs("query", tokens)
+    y = inputs("key", contexts)
     shape = -1, block.head_count, tokens, contexts
     probabilities = _joined([use.attention for use in record.uses]).reshape(shape)
     error = _joined(errors).reshape(shape)
     centered = error - (probabilities * error).sum(axis=-1, keepdims=True)
     # What a change of x_i W_qk y_jᵀ is multiplied by before the softmax.
-    scale, cap = block.plan.score_scale, block.plan.softcap
-    cap_slope = 1 - (block.logits(x, y) / cap) ** 2 if cap else 1
-    beta = scale * cap_slope * probabilities * centered
+    slope: Any = 1
+    cap = block.plan.softcap
+    if cap:
+        slope = 1 - (block.logits(x, y) / cap) ** 2
+    beta = block.plan.score_scale * slope * probabilities * centered
     mixed = None
     if record.mixed:
         mixed = _joined(record.mixed).reshape(len(probabilities), tokens, -1)
@@ -372,8 +381,11 @@ def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> L
 
 def _joined(tensors: Sequence[Any]) -> np.ndarray:
     """Return tensors of several applications as one array, in float32 or float64."""
-    hosts = [tensor.detach().cpu() for tensor in tensors]
-    return np.concatenate([h if h.dtype.itemsize == 8 else h.float() for h in hosts])
+    arrays = []
+    for tensor in tensors:
+        on_host = tensor.detach().cpu()
+        arrays.append(on_host if on_host.dtype.itemsize == 8 else on_host.float())
+    return np.concatenate(arrays)
 
 
 def _columns(vectors: np.ndarray) -> np.ndarray:
@@ -381,9 +393,11 @@ def _columns(vectors: np.ndarray) -> np.ndarray:
     return vectors.reshape(-1, vectors.shape[-1]).T
 
 
-def _projected_gradient(attention: Block, met: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+def _projected_gradient(attention: Block, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
     """Return the gradient (H, R, D) of a weight from gradients of its outputs (B, H, N, R)."""
     rotary = attention.plan.rotary
     if rotary is not None:  # the transpose of a turn is the turn back
-        met = rotary.rotate(met, -np.arange(met.shape[-2])).astype(met.dtype, copy=False)
-    return np.asarray((met.swapaxes(-1, -2) @ inputs[:, None]).sum(axis=0))
+        turned_back = rotary.rotate(outputs, -np.arange(outputs.shape[-2]))
+        outputs = turned_back.astype(outputs.dtype, copy=False)
+    gradients_of_texts = outputs.swapaxes(-1, -2) @ inputs[:, None]
+    return np.asarray(gradients_of_texts.sum(axis=0))

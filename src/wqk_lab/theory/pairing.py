@@ -113,15 +113,18 @@ def correlation(pairs: Pairs) -> dict[str, float]:
     The result also contains ``agreement``, the share of pairs with equal signs among the pairs
     without a 0, and the number of ``pairs``.
     """
-    heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
-    forward, backward = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
+    is_counted = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
+    forward = pairs.beta[is_counted]  # β_ij
+    backward = pairs.beta.swapaxes(-1, -2)[is_counted]  # β_ji
+    mean = forward.mean() if forward.size else 0.0  # also of β_ji
+    forward_deviations = forward - mean
+    backward_deviations = backward - mean
+    square = float(forward_deviations @ forward_deviations)
     products = forward * backward
-    mean = forward.mean() if forward.size else 0.0
-    size = float((forward - mean) @ (forward - mean))
     return {
-        "correlation": ratio((forward - mean) @ (backward - mean), size),
+        "correlation": ratio(forward_deviations @ backward_deviations, square),
         "agreement": ratio((products > 0).sum(), (products != 0).sum()),
-        "pairs": float(heads.sum() / 2),
+        "pairs": float(is_counted.sum() / 2),
     }
 
 
@@ -141,17 +144,17 @@ def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]
     True
     """
     form = gradient.by_prediction()
-    size = float(form.norm) ** 2
-    summed = pairs.beta.sum(axis=1)
-    reciprocal = summed * summed.swapaxes(-1, -2) * pairs.overlap
-    itself = np.eye(summed.shape[-1], dtype=bool)
-    diagonal = ratio(reciprocal.sum(where=itself), size)
-    between = ratio(reciprocal.sum(where=~itself), size)
+    square_norm = float(form.norm) ** 2
+    beta = pairs.beta.sum(axis=1)  # of all heads, (B, N, N)
+    terms = beta * beta.swapaxes(-1, -2) * pairs.overlap  # β_ij β_ji ‖x_i‖² ‖x_j‖²
+    is_diagonal = np.eye(beta.shape[-1], dtype=bool)
+    from_diagonal = ratio(terms.sum(where=is_diagonal), square_norm)
+    from_pairs = ratio(terms.sum(where=~is_diagonal), square_norm)
     total = float(symmetry(form))
     return {
-        "from_pairs": between,
-        "from_diagonal": diagonal,
-        "from_likeness": total - diagonal - between,
+        "from_pairs": from_pairs,
+        "from_diagonal": from_diagonal,
+        "from_likeness": total - from_diagonal - from_pairs,
         "symmetry": total,
     }
 

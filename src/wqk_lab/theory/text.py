@@ -162,7 +162,9 @@ def _text_of_ids(source: str, name: str, ids: np.ndarray) -> Text:
 
 
 def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
-    documents, total = [np.zeros(0, np.int64)], 0
+    """Return the first ``limit`` tokens of a file, and the rest of the last document."""
+    documents = [np.zeros(0, np.int64)]
+    total = 0
     with quiet():
         tokenizer = tokenizer_of(ref, revision=revision)
         texts = filter(str.strip, read_documents(path, "text", "paragraph"))
@@ -171,9 +173,14 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
                 if total < limit:
                     documents.append(np.asarray(ids, np.int64))
                     total += len(ids)
-    size, mask = len(tokenizer), tokenizer.mask_token_id
-    offsets = np.cumsum([len(document) for document in documents])
-    return Text(path.name, np.concatenate(documents), offsets, size, mask, tokenizer.get_vocab())
+    return Text(
+        name=path.name,
+        tokens=np.concatenate(documents),
+        documents=np.cumsum([len(document) for document in documents]),
+        vocabulary_size=len(tokenizer),
+        mask_token=tokenizer.mask_token_id,
+        vocabulary=tokenizer.get_vocab(),
+    )
 
 
 def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
