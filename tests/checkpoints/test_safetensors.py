@@ -61,7 +61,7 @@ BAD_ENTRIES = {
     "last offset": [
         {"data_offsets": [9223372036854775791, 9223372036854775807]},
         16,
-        "beyond the file",
+        "truncated: has ",
     ],
     "reversed offsets": [{"data_offsets": [16, 0]}, 16, "its offsets give -16"],
     "product that overflows": [{"shape": [4294967296, 4294967296]}, 16, "an impossible shape"],
@@ -144,11 +144,11 @@ BAD_ENTRIES = {
         4,
         "an impossible shape",
     ],
-    "data that is missing": [{}, 15, "ends 1 bytes beyond the file: truncated"],
+    "data that is missing": [{}, 15, "bytes, 1 are missing, from"],
     "data far beyond": [
         {"shape": [1099511627776], "data_offsets": [0, 4398046511104]},
         16,
-        "file: truncated",
+        "truncated: has ",
     ],
 }
 

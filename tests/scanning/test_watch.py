@@ -332,9 +332,8 @@ def test_a_half_written_step_is_tried_again_without_advice_on_the_file(
     torn = checkpoint(run, 20) / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1000])
     shown = " ".join(cli("watch", run, "--once", "--out", tmp_path / "scores").stderr.split())
-    assert (
-        "truncated; it may still be being written, and the next wqk watch tries it again" in shown
-    )
+    assert "bytes, 1000 are missing, from " in shown
+    assert " on; it may still be being written, and the next wqk watch tries it again" in shown
     assert "save the file again" not in shown
     absent = cli("watch", tmp_path / "absent", "--once", "--out", tmp_path / "scores-of-absent")
     assert "absent is not complete yet: there is no such folder" in absent.stderr

@@ -171,7 +171,7 @@ def open_safetensors(source: ByteSource) -> RowFile:
     tensors: dict[str, TensorInfo] = {}
     starts: dict[str, int] = {}
     for name, entry in header.items():
-        tensors[name], start = _checked(name, entry, source.size - data_start)
+        tensors[name], start = _checked(name, entry)
         starts[name] = data_start + start
     _require_cover(tensors, starts, data_start, source.size)
     described = {DESCRIPTION: metadata[DESCRIPTION]} if DESCRIPTION in metadata else {}
@@ -190,6 +190,9 @@ def _require_cover(
                 f"byte {end} or later, got {starts[name]}; {DOWNLOAD}"
             )
         end, previous = starts[name] + tensors[name].nbytes, name
+    if end > file_size:
+        beyond = [name for name, info in tensors.items() if starts[name] + info.nbytes > file_size]
+        raise CheckpointError(truncated(file_size, end, min(beyond, key=starts.__getitem__)))
     if end != file_size:
         raise CheckpointError(
             f"has {file_size} bytes, its header describes {end}: truncated, or written in part; "
@@ -238,7 +241,21 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
+def truncated(file_size: int, expected_size: int, tensor: str) -> str:
+    """Return the message on a file that ends before its tensors do.
+
+    Examples
+    --------
+    >>> truncated(900, 1000, "key").partition(";")[0]
+    "truncated: has 900 of 1000 bytes, 100 are missing, from 'key' on"
+    """
+    return (
+        f"truncated: has {file_size} of {expected_size} bytes, {expected_size - file_size} are "
+        f"missing, from {tensor!r} on; {DOWNLOAD}"
+    )
+
+
+def _checked(name: str, entry: Any) -> tuple[TensorInfo, int]:
     """Return a tensor and its offset in the data, after all checks."""
     if not is_text(name):
         raise CheckpointError(
@@ -261,10 +278,6 @@ def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
         raise CheckpointError(
             f"{name!r} of type {dtype} and shape {shape} needs {bits // 8} bytes, "
             f"its offsets give {stop - start}; {DOWNLOAD}"
-        )
-    if stop > data_size:
-        raise CheckpointError(
-            f"{name!r} ends {stop - data_size} bytes beyond the file: truncated; {DOWNLOAD}"
         )
     return TensorInfo(dtype, tuple(shape), stop - start), start
 

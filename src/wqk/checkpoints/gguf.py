@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Grid, Part, TensorInfo
-from wqk.checkpoints.files import ITEM_BITS, RowFile, check_sizes, refuse_pointer
+from wqk.checkpoints.files import ITEM_BITS, RowFile, check_sizes, refuse_pointer, truncated
 from wqk.checkpoints.gguf_blocks import QUANTIZED
 from wqk.errors import CheckpointError, shown
 from wqk.storage.byte_source import Raw
@@ -137,12 +137,12 @@ def open_gguf(source: ByteSource) -> RowFile:
         start = data_start + offset
         if name in tensors:
             raise CheckpointError(f"tensor {name!r} occurs twice; expected it once; {DAMAGED}")
-        beyond = start + info.nbytes - source.size
-        if info.nbytes and beyond > 0:
-            raise CheckpointError(
-                f"{name!r} ends {beyond} bytes beyond the file: truncated; {DAMAGED}"
-            )
         tensors[name], starts[name] = info, start
+    stored = {name: info for name, info in tensors.items() if info.nbytes}
+    beyond = [name for name, info in stored.items() if starts[name] + info.nbytes > source.size]
+    if beyond:
+        end = max(starts[name] + tensors[name].nbytes for name in beyond)
+        raise CheckpointError(truncated(source.size, end, min(beyond, key=starts.__getitem__)))
     file = RowFile(source, tensors, starts, {"gguf": metadata})
     for name in ROTARY_FACTORS:
         if name in tensors and tensors[name].nbytes <= LONGEST:
