@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import counted, display_name
+from wqk._console import counted, display_name, few, kind_in_words
 from wqk.cli.main import tell
 from wqk.cli.options import (
     COUNT,
@@ -101,6 +101,11 @@ if TYPE_CHECKING:
     metavar="CONDITION",
     help="Only rows with this condition, such as 'symmetry > 0.5 and layer < 4'.",
 )
+@click.option(
+    "--fail-if",
+    metavar="CONDITION",
+    help="Exit with status 1 if a row of the table, as --out writes it, has this condition.",
+)
 @layers
 @click.option(
     "--head",
@@ -131,6 +136,7 @@ def scan(
     sort_by: str | None,
     top: int | None,
     where: str | None,
+    fail_if: str | None,
     head_numbers: Sequence[int] | None,
     columns: str | None,
     as_json: bool,
@@ -143,6 +149,9 @@ def scan(
     google-bert/bert-base-uncased, or demo:encoder, demo:decoder or demo:induction, a small model
     of the package. For a training run's folder, all its checkpoint-* steps are scored. For many
     checkpoints, wqk survey writes one table into a folder, and resumes after an interruption.
+
+    Exit status 1: a row has the condition of --fail-if. Exit status 2: a checkpoint could not be
+    read, or no row has a value for the condition.
 
     \b
     Columns:
@@ -159,6 +168,7 @@ def scan(
       wqk scan ./my-model --csv | head
       wqk scan ./my-model --csv --columns layer,symmetry
       wqk scan ./run --json | jq '.summary[].symmetry_median'
+      wqk scan ./my-model --heads --ceiling --fail-if 'score_ceiling > 1000'
     """
     from wqk._style import check_picture, save_figure
     from wqk.checkpoints import steps_of
@@ -273,9 +283,11 @@ def scan(
     if report:
         write_report(tables, report)
         display.say(f"report: {report}")
+    status = 0 if fail_if is None else _status_of_condition(chosen, fail_if)
     if failures := len(jobs) - len(tables):
         tell(f"{failures} of {len(jobs)} checkpoints failed")
-        context.exit(2)
+        status = 2
+    context.exit(status)
 
 
 def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | None) -> ScoreTable:
@@ -287,6 +299,65 @@ def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | 
             raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
         table = table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
     return table if where is None else table.filter(where)
+
+
+def _status_of_condition(tables: Sequence[ScoreTable], fail_if: str) -> int:
+    """Return the exit status for a condition; print the rows that have the condition.
+
+    The status is 1 if a row has the condition, and 2 if a table has no values for the condition.
+    """
+    from wqk.tables.conditions import condition
+    from wqk.tables.score_table import join
+
+    status = 0
+    with_condition = []
+    for table in tables:
+        if not len(table):
+            continue
+        name = display_name(table.frame["checkpoint"][0] or "unnamed")
+        try:
+            with_condition.append(table.filter(fail_if))
+            without_value = table.filter(condition(fail_if, table.frame.columns).is_null())
+        except TableError as error:
+            tell(f"--fail-if: {name}: {error}")
+            status = 2
+            continue
+        if len(without_value) == len(table):
+            tell(f"--fail-if: {name}: no row has a value for the condition {fail_if}")
+            status = 2
+    rows = join(with_condition).frame if with_condition else None
+    if rows is not None and len(rows):
+        names = few(_names_of_rows(rows, named=len(tables) > 1))
+        verb = "has" if len(rows) == 1 else "have"
+        tell(f"{counted(len(rows), 'row')} {verb} the condition {fail_if}: {names}")
+        status = status or 1
+    return status
+
+
+def _names_of_rows(rows: pl.DataFrame, named: bool) -> list[str]:
+    """Return the layer or head of every row, with the stack, kind and distance if they vary.
+
+    If there are several checkpoints, ``named``, the checkpoint is part of the name.
+    """
+    from wqk.tables.rendering import titles
+
+    values_of_rows = rows.to_dicts()
+    varying = {column for column in ("stack", "kind", "distance") if rows[column].n_unique() > 1}
+    names = []
+    for row, model in zip(values_of_rows, titles(values_of_rows), strict=True):
+        is_layer = row["head"] is None
+        name = f"layer {row['layer']}" if is_layer else f"head {row['layer']}.{row['head']}"
+        if "distance" in varying:
+            name += f" at distance {row['distance']}"
+        if named:
+            name += f" of {model}"
+        else:
+            places = [row["stack"]] if "stack" in varying else []
+            if "kind" in varying:
+                places.append(kind_in_words(row["kind"]))
+            name = " ".join([*places, name])
+        names.append(name)
+    return names
 
 
 def _no_row(name: str, where: str, has_heads: bool) -> str:

@@ -1,0 +1,90 @@
+"""`wqk scan --fail-if`: the exit status for a condition on the rows of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests import small
+from tests.command import run
+
+import wqk
+
+CONDITION = "score_ceiling_any_distance > 50000"
+LINE = ("--heads", "--ceiling", "--fail-if", CONDITION)
+
+
+def enlarge_one_head(name: str, tensor: np.ndarray) -> np.ndarray:
+    """Multiply the queries of head 2 of layer 1 by 100."""
+    if name == "model.layers.1.self_attn.q_proj.weight":
+        tensor = tensor.copy()
+        tensor[12:18] *= 100
+    return tensor
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return small.save_model(tmp_path / "good", small.llama(norms=True))
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Path:
+    folder = small.save_model(tmp_path / "scaled", small.llama(norms=True))
+    return small.edit(folder, enlarge_one_head)
+
+
+def test_a_row_with_the_condition_gives_status_1(scaled: Path, tmp_path: Path) -> None:
+    file = tmp_path / "scores.csv"
+    done = run("scan", scaled, *LINE, "-o", file, exits=1)
+    line = f"wqk: 2 rows have the condition {CONDITION}: layer 1, head 1.2"
+    assert line in done.stderr.splitlines()
+    assert len(wqk.read_table(file)) == 10
+    assert done.stdout == run("scan", scaled, *LINE[:2]).stdout
+
+
+def test_no_row_with_the_condition_gives_status_0(good: Path) -> None:
+    assert "condition" not in run("scan", good, *LINE).stderr
+
+
+def test_rows_of_heads_count_only_if_they_are_in_the_table(scaled: Path) -> None:
+    of_heads = "symmetry_null > 0 and head >= 0"
+    line = ("scan", scaled, "--fail-if", of_heads)
+    assert "no row has a value for the condition" in run(*line, exits=2).stderr
+    assert "8 rows have the condition" in run(*line, "--heads", exits=1).stderr
+    message = run(*line, "--head", "3", exits=1).stderr
+    assert f"2 rows have the condition {of_heads}: head 0.3, head 1.3" in message
+    run(*line, "--heads", "--where", "layer > 5")
+
+
+def test_several_checkpoints_are_named(scaled: Path, good: Path, tmp_path: Path) -> None:
+    done = run("scan", good, scaled, *LINE, exits=1)
+    assert f"{CONDITION}: layer 1 of scaled, head 1.2 of scaled\n" in done.stderr
+    done = run("scan", scaled, tmp_path / "missing", *LINE, exits=2)
+    assert "2 rows have the condition" in done.stderr
+    assert "1 of 2 checkpoints failed" in done.stderr
+
+
+def test_a_missing_checkpoint_gives_status_2(tmp_path: Path) -> None:
+    assert "missing" in run("scan", tmp_path / "missing", *LINE, exits=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("symetry > 0", "no column 'symetry'; did you mean 'symmetry'?"),
+        ("symmetry >", "is no condition; expected one such as"),
+        ("window = '3 back'", "no row has a value for the condition"),
+    ],
+)
+def test_a_condition_that_cannot_be_decided_gives_status_2(
+    good: Path, tmp_path: Path, condition: str, message: str
+) -> None:
+    file = tmp_path / "scores.csv"
+    assert message in run("scan", good, "--fail-if", condition, "-o", file, exits=2).stderr
+    assert file.is_file()
+
+
+def test_rows_at_several_distances_are_told_apart(scaled: Path) -> None:
+    line = ("scan", scaled, "--distance", "0,3", "--fail-if", "layer == 1")
+    assert "layer 1 at distance 0, layer 1 at distance 3" in run(*line, exits=1).stderr
