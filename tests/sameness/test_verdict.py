@@ -132,6 +132,21 @@ def test_a_guess_decides_what_equal_rows_tell_and_no_more():
     assert answer.verdict is Verdict.NOT_DECIDED
 
 
+def test_settings_of_one_guess_alone_are_listed() -> None:
+    tensors = {
+        key.replace("self_attn", "mixer"): value for key, value in small.llama()._arrays.items()
+    }
+    sizes = {"model_type": "own", "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS}
+    further = {"scale_attn_weights": False, "rope_theta": 5e5, "note": "of no effect"}
+    reference = StateDict(tensors, sizes, "reference")
+    candidate = StateDict(tensors, sizes | further, "candidate")
+    for pair in ((reference, candidate), (candidate, reference)):
+        answer = wqk.same(*pair)
+        names = ("rope_parameters.rope_theta", "scale_attn_weights")
+        assert answer.settings_not_compared == names
+        assert "other settings, not compared: rope_parameters.rope_theta" in answer.sentence
+
+
 @pytest.mark.parametrize(
     ("expected", "actual", "name"),
     [

@@ -75,15 +75,19 @@ def lost_settings(models: Sequence[Model]) -> list[str]:
     """Return settings that only one of two configurations of a model type contains.
 
     Both configurations must be written by `transformers`. A setting that is off, or that has the
-    default value of the type, is not lost.
+    default value of the type, is not lost. The defaults of a guessed family are not known; of its
+    configurations, all settings of attention that one of them lacks are lost.
     """
     configs = [model.checkpoint.config for model in models]
     model_type = configs[0].get("model_type")
     if any(config.get("model_type") != model_type for config in configs):
         return []
+    reference, candidate = _unread_settings(models)
+    if _is_guessed(models):
+        names = [".".join(path) for path in sorted(reference.keys() ^ candidate.keys())]
+        return [name for name in names if of_attention(name, models)]
     if not all("architectures" in config for config in configs):
         return []
-    reference, candidate = _unread_settings(models)
     lost = []
     for path in sorted(reference.keys() ^ candidate.keys()):
         if path in reference:
