@@ -316,20 +316,23 @@ def _tiled_squares(
     Stacks that occur in a pair become the rows and columns of a table. The writers keep their
     order; the readers are in the order of the writers of their pairs.
     """
-    writer_numbers = sorted({i for i, _ in pairs})
-    row_of = {number: row for row, number in enumerate(writer_numbers)}
-    spans: dict[int, tuple[int, int]] = {}  # rows of the writers of each reader: from, up to
-    for i, j in pairs:
-        start, stop = spans.get(j, (len(row_of), 0))
-        spans[j] = min(start, row_of[i]), max(stop, row_of[i] + 1)
-    reader_numbers = sorted(spans, key=lambda number: spans[number])
-    column_of = {number: column for column, number in enumerate(reader_numbers)}
-    row_ends = [writers[i] for i in writer_numbers]
-    column_ends = [readers[j] for j in reader_numbers]
-    cells = [(row_of[i], column_of[j]) for i, j in pairs]
+    writer_numbers = sorted({writer for writer, _ in pairs})
+    row_of_writer = {writer: row for row, writer in enumerate(writer_numbers)}
+    # For each reader, the first row of its writers, and the row after the last one.
+    span_of_reader: dict[int, tuple[int, int]] = {}
+    for writer, reader in pairs:
+        row = row_of_writer[writer]
+        start, stop = span_of_reader.get(reader, (row, row + 1))
+        span_of_reader[reader] = min(start, row), max(stop, row + 1)
+    reader_numbers = sorted(span_of_reader, key=lambda reader: span_of_reader[reader])
+    spans = [span_of_reader[reader] for reader in reader_numbers]
+    column_of_reader = {reader: column for column, reader in enumerate(reader_numbers)}
+    row_ends = [writers[writer] for writer in writer_numbers]
+    column_ends = [readers[reader] for reader in reader_numbers]
+    cells = [(row_of_writer[writer], column_of_reader[reader]) for writer, reader in pairs]
     if not overlaps.tiles_pay(row_ends, column_ends, cells):
         return {}
-    squares = overlaps.by_tiles(row_ends, column_ends, [spans[j] for j in reader_numbers], threads)
+    squares = overlaps.by_tiles(row_ends, column_ends, spans, threads)
     row_starts = np.cumsum([0, *(end.heads for end in row_ends)])
     column_starts = np.cumsum([0, *(end.heads for end in column_ends)])
     squares_by_pair = {}

@@ -345,11 +345,13 @@ def holm(p: np.ndarray, tests: int | None = None) -> np.ndarray:
     >>> holm(np.array([0.04, 0.01, np.nan, 0.03])).tolist()
     [0.06, 0.03, nan, 0.06]
     """
+    if tests is None:
+        tests = int(np.count_nonzero(~np.isnan(p)))
     order = np.argsort(p, kind="stable")  # NaN last
-    count = int(np.count_nonzero(~np.isnan(p))) if tests is None else tests
-    remaining = count - np.arange(len(p))
+    remaining_tests = tests - np.arange(len(p))
+    ascending = np.maximum.accumulate(p[order] * remaining_tests)
     corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * remaining), 1)
+    corrected[order] = np.minimum(ascending, 1)
     return corrected
 
 
@@ -393,16 +395,19 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
     (True, True)
     """
     shrink = min(1.0, (DRAWN / (width * rank**2)) ** (1 / 3))
-    shape = max(2, round(width * shrink)), max(1, round(rank * shrink))
+    drawn_width = max(2, round(width * shrink))
+    drawn_rank = max(1, round(rank * shrink))
     rng = np.random.default_rng(0)
-    scores = []
+    symmetries = []
+    directionalities = []
     for _ in range(DRAWS):
-        form = BilinearForm.from_factors(*rng.standard_normal((2, *shape)))
-        scores.append((symmetry(form), directionality(form, gamma=gamma, weight="excess")))
-    symmetries, directionalities = np.array(scores).T
+        query, key = rng.standard_normal((2, drawn_width, drawn_rank))
+        form = BilinearForm.from_factors(query, key)
+        symmetries.append(float(symmetry(form)))
+        directionalities.append(float(directionality(form, gamma=gamma, weight="excess")))
     return {
-        "symmetry": (float(symmetries.min()), float(symmetries.max())),
-        "directionality_excess": (float(directionalities.min()), float(directionalities.max())),
+        "symmetry": (min(symmetries), max(symmetries)),
+        "directionality_excess": (min(directionalities), max(directionalities)),
     }
 
 

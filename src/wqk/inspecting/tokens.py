@@ -661,18 +661,21 @@ class _Extremes:
     def take(self, scores: np.ndarray, first_row: int, first_column: int) -> None:
         """Update the extremes with a block of scores; ``indices`` belong to the first entry."""
         threshold = self.threshold
-        if (scores.max() if self._sign > 0 else -scores.min()) <= threshold:
+        most_extreme = scores.max() if self._sign > 0 else -scores.min()
+        if most_extreme <= threshold:
             return
         signed = self._sign * scores.ravel()
-        flat = np.flatnonzero(signed > threshold)
-        if len(flat) > self._top:
-            flat = flat[np.argpartition(-signed[flat], self._top)[: self._top]]
-        rows, columns = np.divmod(flat, scores.shape[1])
-        scores = np.concatenate([self._scores, signed[flat]])
-        places = np.stack([rows + first_row, columns + first_column])
-        kept = np.argsort(-scores, kind="stable")[: self._top]
-        self._scores = scores[kept]
-        self.places = np.concatenate([self.places, places], axis=1)[:, kept]
+        indices = np.flatnonzero(signed > threshold)
+        if len(indices) > self._top:
+            highest = np.argpartition(-signed[indices], self._top)[: self._top]
+            indices = indices[highest]
+        rows, columns = np.divmod(indices, scores.shape[1])
+        new_places = np.stack([rows + first_row, columns + first_column])
+        all_scores = np.concatenate([self._scores, signed[indices]])
+        all_places = np.concatenate([self.places, new_places], axis=1)
+        kept = np.argsort(-all_scores, kind="stable")[: self._top]
+        self._scores = all_scores[kept]
+        self.places = all_places[:, kept]
 
 
 def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:

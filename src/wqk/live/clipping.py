@@ -708,11 +708,12 @@ def _over_processes(
 
     if not is_distributed():
         return maxima
-    joined = torch.from_numpy(np.concatenate([*maxima.values()]))
-    joined = joined.to(weights.current(plans[0].query.tensor).device)
+    device = weights.current(plans[0].query.tensor).device
+    joined = torch.from_numpy(np.concatenate([*maxima.values()])).to(device)
     distributed.all_reduce(joined, distributed.ReduceOp.MAX)
-    ends = np.cumsum([len(values) for values in maxima.values()])[:-1]
-    return dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
+    ends = np.cumsum([len(values) for values in maxima.values()])
+    maxima_by_block = np.split(joined.cpu().numpy(), ends[:-1])
+    return dict(zip(maxima, maxima_by_block, strict=True))
 
 
 def _from_mapping(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:

@@ -387,9 +387,11 @@ def _write(tensors: Mapping[str, Any], layer: PlannedLayer) -> None:
     """Write the new weights and biases of a layer into the model's tensors, by name."""
     new = open_checkpoint(layer.copies)
     for side in (layer.plan.query, layer.plan.key, layer.plan.value):
-        if side is not None and _is_single(side):
-            bias = None if side.bias is None else _bias(new, side)
-            _put(tensors, side, _weight(new, side), bias)
+        if side is None or not _is_single(side):
+            continue
+        weight = _weight(new, side)
+        bias = None if side.bias is None else _bias(new, side)
+        _put(tensors, side, weight, bias)
 
 
 def _parts_of(plan: AttentionPlan) -> list[Part]:

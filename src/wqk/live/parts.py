@@ -733,5 +733,7 @@ def _untrained(held_out: HeldOut, seed: int, family: FilePath | None) -> float |
     with Mixer(open_model(model, family=family), seed).installed() as mixer:
         measurement = _PartLosses(mixer, replace(held_out, model=model))
         stacks = dict.fromkeys(plan.stack for plan in mixer.modules.values())
-        none = [measurement.losses(ScorePlace(stack), NONE).mean() for stack in stacks]
-        return float(max(none) - measurement.whole.mean())
+        losses_without_scores = [
+            measurement.losses(ScorePlace(stack), NONE).mean() for stack in stacks
+        ]
+        return float(max(losses_without_scores) - measurement.whole.mean())

@@ -194,7 +194,8 @@ def _scaled(trace: Trace, shape: Any, factor: Any, power: int) -> Trace:
     if not isinstance(factor, torch.Tensor):
         return replace(trace, scale=trace.scale * float(factor) ** power)
     factor = factor.detach()
-    factor = factor if power == 1 else 1 / factor
+    if power == -1:
+        factor = 1 / factor
     if factor.numel() == 1:
         return replace(trace, scale=trace.scale * factor.reshape(()))
     return replace(trace, factors=(*trace.factors, (factor, tuple(shape))))

@@ -152,11 +152,14 @@ def open_cache(cache_dir: str | os.PathLike[str] | None = None) -> RangeCache:
     """
     from huggingface_hub import constants
 
-    chosen = os.environ.get("WQK_CACHE")
-    default = Path(cache_dir) if cache_dir else Path(constants.HF_ASSETS_CACHE)
-    folder = Path(chosen).expanduser() if chosen else default / "wqk"
-    limit = os.environ.get("WQK_CACHE_LIMIT", "")
-    return RangeCache(folder, int(limit) if limit.isdecimal() else LIMIT)
+    folder = Path(cache_dir or constants.HF_ASSETS_CACHE) / "wqk"
+    if chosen := os.environ.get("WQK_CACHE"):
+        folder = Path(chosen).expanduser()
+    limit = LIMIT
+    chosen_limit = os.environ.get("WQK_CACHE_LIMIT", "")
+    if chosen_limit.isdecimal():
+        limit = int(chosen_limit)
+    return RangeCache(folder, limit)
 
 
 def _checksum(identity: str, start: int, content: bytes | bytearray | memoryview) -> bytes:

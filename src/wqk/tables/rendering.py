@@ -365,12 +365,18 @@ def folded(lines: Iterable[str], names: Sequence[str]) -> Iterator[str]:
     lines_by_form: dict[str, list[str]] = {}
     longest_first = sorted(names, key=len, reverse=True)
     for line in lines:
-        name = next((name for name in longest_first if re.search(_whole(name), line)), None)
-        form = re.sub(_whole(name), "\0", line) if name else line
+        form = line
+        for name in longest_first:
+            if name and re.search(_whole(name), line):
+                form = re.sub(_whole(name), "\0", line)
+                break
         lines_by_form.setdefault(form, []).append(line)
-    for similar in lines_by_form.values():
-        folded = len(dict.fromkeys(similar)) - 1
-        yield similar[0] + (f" ({counted(folded, 'more checkpoint')})" if folded else "")
+    for similar_lines in lines_by_form.values():
+        further = len(set(similar_lines)) - 1
+        if further:
+            yield f"{similar_lines[0]} ({counted(further, 'more checkpoint')})"
+        else:
+            yield similar_lines[0]
 
 
 def _whole(name: str) -> str:
@@ -839,9 +845,10 @@ def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesIm
     """Return a column of rows of heads as a map, layers down and heads across."""
     layers = rows["layer"].to_numpy()
     heads = rows["head"].to_numpy()
-    values = np.full((layers.max() + 1, heads.max() + 1), np.nan)
-    values[layers, heads] = rows[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
-    image = axis.imshow(values, aspect="auto", interpolation="nearest", **look)
+    values = rows[column].cast(pl.Float64).fill_null(np.nan)
+    matrix = np.full((layers.max() + 1, heads.max() + 1), np.nan)
+    matrix[layers, heads] = values.to_numpy()
+    image = axis.imshow(matrix, aspect="auto", interpolation="nearest", **look)
     axis.set_xlabel("head")
     axis.locator_params(integer=True, min_n_ticks=1)
     return image

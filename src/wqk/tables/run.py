@@ -179,12 +179,14 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 def drop_after(path: Path, step: int) -> None:
     """Remove lines of later steps, and an incomplete last line, from a file of JSON lines."""
-    if path.exists():
-        lines = read_lines(path)
-        for name, kinds in (("step", int), ("seconds", (int, float))):
-            if any(not isinstance(line.get(name, 0), kinds) for line in lines):
-                raise RunError(f"{path}: expected a number as {name!r} of every line")
-        write_atomically(path, *(json_line(line) for line in lines if line.get("step", 0) <= step))
+    if not path.exists():
+        return
+    lines = read_lines(path)
+    for name, kinds in (("step", int), ("seconds", (int, float))):
+        if any(not isinstance(line.get(name, 0), kinds) for line in lines):
+            raise RunError(f"{path}: expected a number as {name!r} of every line")
+    kept_lines = [json_line(line) for line in lines if line.get("step", 0) <= step]
+    write_atomically(path, *kept_lines)
 
 
 def read_table(path: Path) -> ScoreTable:

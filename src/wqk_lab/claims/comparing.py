@@ -100,9 +100,10 @@ def _logistic(logit: float) -> float:
 
 def _wilson(share: float, count: int, quantile: float) -> tuple[float, float]:
     """Return Wilson's interval of a share of ``count``, for a quantile of the normal law."""
-    scale = 1 + quantile**2 / count
-    center = (share + quantile**2 / (2 * count)) / scale
-    variance = share * (1 - share) / count + quantile**2 / (4 * count**2)
+    square = quantile**2
+    scale = 1 + square / count
+    center = (share + square / (2 * count)) / scale
+    variance = share * (1 - share) / count + square / (4 * count**2)
     reach = quantile / scale * math.sqrt(variance)
     return center - reach, center + reach
 
