@@ -281,8 +281,9 @@ def initialize_(
 
     Everything else is unchanged, including cross-attention and other parts of fused tensors;
     parameters keep their identity, type and device. The queries are kept, and the keys are computed
-    from the queries. Therefore models from one seed differ only in their keys. If queries and keys
-    have biases, the bias of keys is computed in the same way.
+    from the queries. Therefore models from one seed differ only in their keys, unless a ratio
+    scales their queries, too. If queries and keys have biases, the bias of keys is computed in the
+    same way.
 
     Parameters
     ----------

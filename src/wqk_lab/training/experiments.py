@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -55,6 +56,10 @@ from wqk_lab.training.recipe import Recipe, differences, make_recipe
 
 # Seconds between two looks at a running run.
 LOOK = 2.0
+# Signals that interrupt a run, which its checkpoints continue.
+INTERRUPTIONS = {
+    getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGTERM") if hasattr(signal, name)
+}
 
 
 @dataclass(frozen=True)
@@ -249,7 +254,8 @@ def run_experiments(
         Number of simultaneous runs; None for one run per GPU, or one run without GPUs. Each process
         uses one GPU.
     on_event
-        Called with ``training``, ``done`` or ``failed`` as each run begins and ends.
+        Called with ``training``, ``done``, ``interrupted`` or ``failed`` as each run begins and
+        ends.
     on_progress
         Called every few seconds while runs train; see their ``step``.
 
@@ -306,7 +312,7 @@ def run_experiments(
                     env={**os.environ, **chosen},
                 )
                 _wait(process, on_progress)
-            tell(trial, "failed" if process.returncode else "done")
+            tell(trial, _outcome(process.returncode))
             return process.returncode == 0
         finally:
             devices.put(device)
@@ -317,6 +323,21 @@ def run_experiments(
     finally:
         pool.shutdown(cancel_futures=True)
     return [trial for trial, done in zip(trials, outcomes, strict=True) if not done]
+
+
+def _outcome(status: int) -> str:
+    """Return the outcome of a run by the exit status of its process.
+
+    Examples
+    --------
+    >>> [_outcome(status) for status in (0, 2, 130, -signal.SIGTERM)]
+    ['done', 'failed', 'interrupted', 'interrupted']
+    """
+    if status == 0:
+        return "done"
+    # A command that a signal ends reports 128 + its number; a process that it kills, its negative.
+    number = -status if status < 0 else status - 128
+    return "interrupted" if number in INTERRUPTIONS else "failed"
 
 
 def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | None) -> None:
