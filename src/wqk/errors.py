@@ -298,6 +298,18 @@ def demo_advice(checkpoint: str) -> str:
     return '; the demo model with all weights is demo:induction, wqk.demo_model("induction")'
 
 
+def is_demo_reference(reference: str) -> bool:
+    """Return whether a reference is ``demo:NAME`` with the name of a small model of the package.
+
+    Examples
+    --------
+    >>> is_demo_reference("demo:encoder"), is_demo_reference("demo:bert")
+    (True, False)
+    """
+    prefix, _, name = reference.partition(":")
+    return prefix == "demo" and bool(name) and (DEMO_MODELS / name / "config.json").is_file()
+
+
 def demo_reference_advice(reference: str) -> str:
     """Return the end of a message about ``demo:NAME``, a word of the command; else empty.
 
@@ -305,11 +317,16 @@ def demo_reference_advice(reference: str) -> str:
     --------
     >>> demo_reference_advice("demo:encoder"), demo_reference_advice("bert")
     ('; demo: is for the command line; the folder is wqk.demo_model("encoder")', '')
+    >>> demo_reference_advice("demo:bert")
+    '; the models of the package are demo:decoder, demo:encoder, demo:induction'
     """
     prefix, separator, name = reference.partition(":")
     is_demo = separator and prefix.lower() == "demo"
     if not is_demo:
         return ""
+    if not is_demo_reference(f"demo:{name}"):
+        names = [f"demo:{path.parent.name}" for path in DEMO_MODELS.glob("*/config.json")]
+        return f"; the models of the package are {', '.join(sorted(names))}"
     return f'; demo: is for the command line; the folder is wqk.demo_model("{name}")'
 
 

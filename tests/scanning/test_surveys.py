@@ -724,6 +724,17 @@ def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert survey_jobs.step_in("main") is None
 
 
+def test_a_list_may_name_models_of_the_package(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("demo:encoder\ndemo:bert\n")
+    encoder, unknown = expand([f"@{names}"])
+    assert encoder.name == str(wqk.demo_model("encoder"))
+    assert (unknown.name, unknown.problem) == ("demo:bert", None)
+    done = run_command("survey", names, "--out", tmp_path / "scores", exits=1)
+    assert "of 1 checkpoint; 1 failed" in done.stderr
+    assert "the models of the package are demo:decoder, demo:encoder" in done.stderr
+
+
 def test_steps_of_a_local_run(models: list[str], tmp_path: Path):
     for name in ("checkpoint-1000", "checkpoint-50", "step200", "step1000"):
         shutil.copytree(models[1], tmp_path / "run" / name)

@@ -43,12 +43,14 @@ from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import has_weights
 from wqk.errors import (
+    DEMO_MODELS,
     CheckpointError,
     HubError,
     RunError,
     WqkError,
     all_lines,
     errors_about,
+    is_demo_reference,
     required_by,
 )
 from wqk.model import open as open_model
@@ -188,7 +190,9 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
                 raise CheckpointError(
                     f"{ref[1:]}: a list cannot include another list, got {redacted(entry)}"
                 )
-            if entry.startswith(SET_PREFIX):
+            if is_list and is_demo_reference(entry):
+                yield str(DEMO_MODELS / entry.partition(":")[2])
+            elif entry.startswith(SET_PREFIX):
                 yield from model_set(entry)
             elif _is_pattern_of_paths(entry):
                 yield from _matching_paths(entry)
