@@ -31,7 +31,7 @@ class Guess(NamedTuple):
 
 
 def _guess(call: str, command: str, names: str) -> Guess:
-    """Return a guess whose names are separated by spaces."""
+    """Return a guess, from names separated by spaces."""
     return Guess(call, command, tuple(names.split()))
 
 
@@ -442,7 +442,7 @@ class OptionGuess(NamedTuple):
 
 
 def _option_guess(names: str, options: str = "", advice: str = "", verb: str = "") -> OptionGuess:
-    """Return a guess whose names and options are separated by spaces."""
+    """Return a guess, from names and options separated by spaces."""
     return OptionGuess(tuple(names.split()), tuple(options.split()), advice, verb)
 
 

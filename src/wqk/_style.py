@@ -100,9 +100,8 @@ def new_figure(width: float, height: float) -> Figure:
 def current(method: Method) -> Method:
     """Make a figure pyplot's current figure, if the program uses pyplot.
 
-    After ``table.plot()``, ``plt.savefig(path)`` and ``plt.show()`` then refer to this figure. When
-    a notebook displays the figure, it is closed in pyplot, because pyplot's backend would display
-    it again.
+    After ``table.plot()``, ``plt.savefig(path)`` and ``plt.show()`` then refer to this figure. A
+    displayed figure is closed in pyplot; otherwise pyplot's backend would display the figure again.
     """
 
     @wraps(method)
@@ -167,7 +166,7 @@ def as_image(figure: Figure, alt: str = "") -> str:
 
 @style()
 def written(text: str) -> Figure:
-    r"""Draw lines of text as a figure, in a font whose columns are aligned.
+    r"""Draw lines of text as a figure, in a font with aligned columns.
 
     Examples
     --------

@@ -106,7 +106,7 @@ class HubError(WqkError):
 
 
 class UnknownFamily(WqkError):
-    """A model whose query and key tensors no rule finds.
+    """A model without query and key tensors that fit a rule.
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ def required_by(purpose: str, extra: str = "train") -> Iterator[None]:
 
 
 class FormError(WqkError, ValueError):
-    """Factors or arguments whose shapes do not fit together."""
+    """Factors or arguments with shapes that do not fit together."""
 
 
 class TableError(WqkError):
@@ -202,7 +202,7 @@ class TableError(WqkError):
 
 
 class OutputError(WqkError):
-    """A file that cannot be written, or whose ending belongs to no format.
+    """A file cannot be written, or its ending belongs to no format.
 
     Attributes
     ----------
@@ -413,7 +413,7 @@ def called_as(call: str) -> Callable[[Function], Function]:
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
-    """Return the keywords of a function, with those of a typed ``**options``."""
+    """Return the keywords of a function, including the keywords of a typed ``**options``."""
     names = [*signature(function).parameters]
     for hint in function.__annotations__.values():
         if isinstance(hint, str) and (match := re.fullmatch(r"Unpack\[(\w+)\]", hint)):

@@ -1,4 +1,4 @@
-"""The central class, `Model`: a checkpoint, its family and its attention blocks, opened once.
+"""The central class, `Model`: a checkpoint with its family and attention blocks, opened once.
 
 Every function that reads a checkpoint accepts a `Model`, or opens one. Only `open` has the options
 for the family, the numbers of heads and the access to the Hub.

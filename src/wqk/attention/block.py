@@ -1,4 +1,4 @@
-"""One attention block of a model: its heads as bilinear forms, and the rest of its score.
+"""One attention block of a model: heads as bilinear forms, and the rest of the score.
 
 Axes: H query heads, G key heads, R head width, D width, N tokens.
 """

@@ -14,8 +14,8 @@ outputs have no distances, because positions do not act on them.
 
 Axes: H query heads, G key heads, R head width, D model width, C latent width, N tokens.
 
-A score, the input of the softmax, is ``cap(scale · (x A + a) R (y B + b)ᵀ + position)`` where the
-mask allows it. The form is A Bᵀ; `omissions` lists the other terms of a model's score.
+A score, the input of the softmax, is ``cap(scale · (x A + a) R (y B + b)ᵀ + position)`` for visible
+pairs. The form is A Bᵀ; `omissions` lists the other terms of a model's score.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Factor:
     temperature
         Factors of the projected vectors; see `Temperature`.
     latent, latent_bias
-        Projection to the latent, which is normalized, and its bias, for latent attention.
+        Projection to the normalized latent, and bias, for latent attention.
     outer
         Projection from the latent to the heads; None for a replaced weight.
     """

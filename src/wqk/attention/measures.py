@@ -1,4 +1,4 @@
-"""Optional measures of a block: upper bounds of its scores, and its rotary planes.
+"""Optional measures of a block: upper bounds of scores, and rotary planes.
 
 The bounds follow only from the weights. Before the projections there is a norm: its output before
 the gain, x̂, has length at most √D. With gains and biases folded in, q = Ã x̂ + a has length at
@@ -39,7 +39,7 @@ from wqk.forms.spectra import spectral_norm
 class Ceilings:
     """Upper bounds of one block's queries, keys and scores, for each query head.
 
-    The scores are those before a soft cap and without additive position terms.
+    The bounds are for scores before a soft cap, without additive position terms.
 
     Attributes
     ----------

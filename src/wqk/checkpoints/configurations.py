@@ -88,7 +88,7 @@ EMBEDDED = (
 
 
 class Nameless(NamedTuple):
-    """A library whose configurations name no model type.
+    """A library with configurations that name no model type.
 
     Attributes
     ----------

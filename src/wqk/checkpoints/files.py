@@ -478,7 +478,7 @@ FLOATS = (*PLAIN, "F8_E4M3", "F8_E5M2")
 
 
 def is_float8(dtype: str) -> bool:
-    """Return whether a type is an 8-bit float, whose values need a scale."""
+    """Return whether a type is an 8-bit float, with values that need a scale."""
     return dtype in ("F8_E4M3", "F8_E5M2")
 
 

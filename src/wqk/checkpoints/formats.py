@@ -2,9 +2,9 @@
 
 The choice of files follows `transformers`, for every source of bytes.
 
-A format is a row of data: the names of its weights and its configuration, and the axis along which
-tensors are split over files. A family contains the names of its tensors, under the format's model
-type. `wqk.checkpoints.configurations` computes values from its configuration.
+A format is a row of data: the names of weights and configuration, and the axis along which tensors
+are split over files. A family contains the names of its tensors, under the format's model type.
+`wqk.checkpoints.configurations` computes values from its configuration.
 """
 
 from __future__ import annotations

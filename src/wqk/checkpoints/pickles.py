@@ -27,7 +27,7 @@ class Refused(pickle.UnpicklingError):
 
 
 class Record:
-    """An object whose class is not run; only its attributes are kept."""
+    """An object without running its class; only its attributes are kept."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state: Any = None  # the attributes, usually a dictionary

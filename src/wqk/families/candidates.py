@@ -284,7 +284,7 @@ def _within(candidate: Candidate, tensors: Tensors) -> Iterator[tuple[str, Tenso
 
 
 def _is_harmless(name: str, name_words: set[str]) -> bool:
-    """Return whether a tensor does not affect scores, by its name and the words of its module.
+    """Return whether a tensor does not affect scores, by name and words of the module.
 
     A module ``proj`` or ``dense``, without further words, is an output.
     """

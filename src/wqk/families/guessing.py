@@ -259,7 +259,7 @@ def _role(
 
 
 def _is_causal_by_names(config: Mapping[str, Any]) -> bool:
-    """Return whether the names of a model's classes or of its type are those of a decoder."""
+    """Return whether a model's classes or type have the names of a decoder."""
     architectures = config.get("architectures")
     classes = ""
     if isinstance(architectures, list):

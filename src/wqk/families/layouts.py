@@ -61,8 +61,8 @@ class Projection:
     axes
         If heads have a separate axis: the axes of heads, R and inputs. Otherwise None.
     groups
-        Number of groups of a convolution over single tokens, where an output depends only on the
-        inputs of its group; 0 for matrices.
+        Number of groups of a convolution over single tokens, with outputs that depend only on the
+        inputs of the same group; 0 for matrices.
     """
 
     tensor: str
@@ -379,7 +379,7 @@ def sized(
     tensor, length
         Name of the tensor, and number of its outputs.
     sections
-        In order: a role, its number of heads, and its number of outputs. Sections without a number
+        In order: a role, the number of heads, and the number of outputs. Sections without a number
         share the remaining outputs equally.
     blocks
         Number of times that the order repeats.

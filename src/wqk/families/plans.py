@@ -56,7 +56,7 @@ class Positional:
 
 @dataclass(frozen=True, repr=False)
 class AttentionPlan:
-    """Attention of one block: its place in the model, its tensors, and the rest of its score.
+    """Attention of one block: place in the model, tensors, and the rest of the score.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class AttentionPlan:
     quantized
         Storage of queries and keys, if they are stored with few bits.
     grows_from
-        Number of the first token whose query grows with its position.
+        Number of the first token with a query that grows with position.
     missing
         Tensors that all models of the type have, and that the file lacks.
     """
@@ -167,7 +167,7 @@ class AttentionPlan:
 
     @property
     def place(self) -> Place:
-        """Place of the block in its model, and of its rows in a table."""
+        """Place of the block in the model, and of rows in a table."""
         return Place(self.stack, self.kind, self.layer)
 
     @property

@@ -47,7 +47,7 @@ PROVEN: WeakKeyDictionary[Any, Mapping[Place, Learned]] = WeakKeyDictionary()
 
 
 def proof_of(plan: AttentionPlan, network: Any) -> Learned | None:
-    """Return what proves the guess of a plan; None without a proof for its numbers of heads."""
+    """Return the proof of a plan's guess; None without a proof for its numbers of heads."""
     facts = PROVEN.get(network, {}).get(plan.place)
     if facts is None or (facts.heads, facts.key_heads) != (plan.query.heads, plan.key.heads):
         return None

@@ -483,7 +483,7 @@ def rotary_parameters(
         Whether the layer has a window. If the configuration does not set kinds of layers, the
         window determines the kind.
     kinds
-        Kinds of layers whose parameters have other names than the kinds.
+        Kinds of layers with parameters under other names.
     """
     stored = _stored_parameters(config)
     if not isinstance(stored, dict):

@@ -73,7 +73,7 @@ LATENT_KEYS = ("key_inner", "key_inner_norm", "content_width", "position_width")
 
 
 class RotaryKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rotary parameters of a kind of layers whose key differs from the kind."""
+    """The rotary parameters of a kind of layers, under a key with another name."""
 
     parameters: str  # key in ``rope_parameters``
     base: tuple[Expression, ...]  # keys of the base in files without such parameters
@@ -124,7 +124,7 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One attention of a model: the names of its tensors in every layer, and the rest of its score.
+    """One attention of a model: the names of tensors in every layer, and the rest of the score.
 
     Names of tensors contain ``{layer}`` and leave out ``.weight`` and any prefix. If names differ
     between files, all spellings are listed. ``{previous}`` is the previous layer, whose last norm

@@ -1,9 +1,9 @@
 """Measures of a form's singular values and eigenvalues, and their values by chance.
 
-With A = Q_A S_A and B = Q_B S_B, the columns of each Q orthonormal, the core S_A S_Bᵀ, at most
-R × R, has M's singular values; BᵀA has M's nonzero eigenvalues. For float32 factors, the root S is
-computed from the Gram matrix AᵀA = SᵀS in float64: its small singular values are more accurate
-than those of a QR decomposition in float32, in a tenth of the time. Float64 factors take the QR
+With A = Q_A S_A and B = Q_B S_B, the columns of each Q orthonormal, the core S_A S_Bᵀ, at most R ×
+R, has M's singular values; BᵀA has M's nonzero eigenvalues. For float32 factors, the root S is
+computed from the Gram matrix AᵀA = SᵀS in float64: small singular values are more accurate than
+from a QR decomposition in float32, in a tenth of the time. Float64 factors take the QR
 decomposition.
 
 The largest singular value alone is cheaper: MᵀM and P = AᵀA BᵀB have the same nonzero eigenvalues,

@@ -26,7 +26,7 @@ TOKENS_SHOWN = 6
 
 
 class DirectionToken(NamedTuple):
-    """A token, its coordinate along a direction, and its name; None without a tokenizer."""
+    """A token, the coordinate along a direction, and the token's name; None without a tokenizer."""
 
     token: int
     coordinate: float

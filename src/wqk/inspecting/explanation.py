@@ -72,7 +72,7 @@ class Explanation(Result, synonyms=EXPLANATION_SYNONYMS):
     Attributes
     ----------
     checkpoint, model_type, family
-        Names of the checkpoint, its model type and its family.
+        Names of the checkpoint, the model type and the family.
     uses
         All tensors that a scan reads.
     notes

@@ -41,7 +41,7 @@ class ModelType:
 
 @dataclass(frozen=True, repr=False)
 class ModelTypes(Result):
-    """Model types whose attention is known.
+    """Model types with known attention.
 
     Attributes
     ----------

@@ -435,7 +435,7 @@ def _in_order(match: LayerMatch) -> bool:
 def layer_table(kinship: Kinship) -> Sheet:
     """Return a table with a line for each layer of the candidate: match, heads and change.
 
-    The heads are those of the reference, in the order of the candidate's heads.
+    The heads are heads of the reference, in the order of the candidate's heads.
     """
     names = ("candidate's layer", "reference's layer", "reference's heads", "change")
     table = Sheet.of(*names, text=names[1:3])

@@ -52,7 +52,7 @@ class Band(NamedTuple):
 
 
 class RunningModule(NamedTuple):
-    """A module whose forward pass has begun."""
+    """A module during its forward pass."""
 
     path: str
     module: Any

@@ -1,4 +1,4 @@
-"""QK-clip: rescale the weights of heads whose attention logits exceed a limit.
+"""QK-clip: rescale the weights of heads with attention logits above a limit.
 
 After MuonClip (Kimi K2, 2025): if the largest logit S of a head exceeds the limit τ, the queries
 and the keys of the head are multiplied by √(τ/S) each. The form W_qk and the logits then change by
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class ClippedHead(NamedTuple):
-    """A head whose W_qk was multiplied by a factor."""
+    """A head with a W_qk that was multiplied by a factor."""
 
     stack: str
     kind: str
@@ -147,7 +147,7 @@ def clip_(
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
 ) -> Clipping:
-    """Rescale the queries and keys of the heads whose logits exceed a limit, in place.
+    """Rescale the queries and keys of heads with logits above a limit, in place.
 
     Call this function after the optimizer's step; the momentum of the optimizer does not change, as
     in MuonClip. The form W_qk of every listed head changes by exactly its factor, limit/maximum;
@@ -231,7 +231,7 @@ def _clipped(
     grouped: str,
     notes: list[str],
 ) -> Clipping:
-    """Multiply the heads whose largest logits exceed the limit; on an error, no head changes."""
+    """Multiply the heads with largest logits above the limit; on an error, no head changes."""
     import torch
 
     heads: list[ClippedHead] = []

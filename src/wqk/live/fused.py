@@ -1,4 +1,4 @@
-"""Fused kernels of attention, whose arguments are recognized by name.
+"""Fused kernels of attention; arguments are recognized by name.
 
 Kernels of PyTorch, kernels of flash attention from any package, and FlexAttention do not return
 scores. Their queries, keys, mask and scale are arguments, and the operation's schema contains the

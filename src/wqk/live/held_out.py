@@ -153,7 +153,7 @@ class TokenSource(NamedTuple):
 class TextChoice:
     """The choice of a text, and of the blocks to cut from the text.
 
-    Attributes are those of `wqk.live.parts` with the same names; exactly one of ``text``,
+    Attributes have the meanings of the same names in `wqk.live.parts`; exactly one of ``text``,
     ``corpus`` and ``tokens`` is set.
     """
 

@@ -424,7 +424,7 @@ class Measurement:
         return {*self.statistics, *self.missing}
 
     def add(self, address: Address, call: ObservedCall, sequences: int | None = None) -> None:
-        """Add a call under the name of its block: its first ``sequences``, or all of them.
+        """Add a call under the name of its block: the first ``sequences``, or all sequences.
 
         Raises
         ------

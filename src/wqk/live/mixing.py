@@ -85,7 +85,7 @@ SYMMETRIC, SKEW = mixed("symmetric", 1, 0), mixed("skew", 0, 1)
 
 
 class ScorePlace(NamedTuple):
-    """Heads whose scores are changed: of a stack, of a layer of the stack, or one head."""
+    """Heads with changed scores: of a stack, of a layer of the stack, or one head."""
 
     stack: str
     layer: int | None = None
@@ -213,7 +213,7 @@ class Mixer:
         run
             Function that runs the model on its text.
         stack
-            The stack whose layers are measured.
+            The stack of the measured layers.
         number
             Number of the involution, as in `ScorePart`.
         """

@@ -127,7 +127,7 @@ class LookCost(NamedTuple):
 
 
 class WaitingLook(NamedTuple):
-    """Scores of a look whose logits are not yet measured."""
+    """Scores of a look, waiting for logits."""
 
     table: ScoreTable
     begin: int  # position in the file of scores at which the look's rows begin
@@ -227,7 +227,7 @@ class LogitAlarm(NamedTuple):
 
 
 class Monitor(Advising, synonyms=SYNONYMS):
-    """Score a model's query-key forms while it trains, and append them to a file.
+    """Score a model's query-key forms during training, and append the scores to a file.
 
     Call the monitor with the number of finished optimizer steps. At the first call and at the
     chosen steps, the monitor scores every layer and head as `wqk.scan` does, and the change of each

@@ -333,7 +333,7 @@ def run_module(
     flat: bool = False,
     exact: bool = True,
 ) -> ModelRun:
-    """Run a module once with its batch, and record its blocks.
+    """Run a module once with a batch, and record the blocks.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ def _unturned(name: str, table: Any, kind: str) -> Any:
 
 @contextmanager
 def flattened(flat: bool) -> Iterator[None]:
-    """Set the angles of rotary positions to zero where models compute them, if ``flat``."""
+    """If ``flat``, set the angles of rotary positions to zero."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -522,7 +522,7 @@ def _compare(model: Model, run_model: Callable[[bool], ModelRun], tolerance: flo
 
 
 def _on_host(batch: Any, exact: bool) -> Any:
-    """Return a batch with its tensors on the host, its numbers in float64 or float32."""
+    """Return a batch with tensors on the host, and numbers in float64 or float32."""
     if isinstance(batch, Mapping):
         return {name: _on_host(value, exact) for name, value in batch.items()}
     # Lists stay lists: some models distinguish them from tuples (Qwen-Image's sizes of pictures).

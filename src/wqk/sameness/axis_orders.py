@@ -79,7 +79,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Rolled:
-    """An axis whose entries moved by a number of places.
+    """An axis with entries moved by a number of places.
 
     Examples
     --------

@@ -28,8 +28,8 @@ def open_both(
     openings
         The arguments of `wqk.open` for the reference and for the candidate.
     heads, key_heads
-        Numbers of heads of a model whose files lack them; by default the numbers of the other
-        model.
+        Numbers of heads, for a model without these numbers in its files; by default the numbers of
+        the other model.
     base
         Base model of the model that is an adapter, instead of the base that the adapter names.
 
@@ -71,7 +71,7 @@ def open_both(
 
 
 class _SuppliedHeads(NamedTuple):
-    """Numbers of heads for a model whose files lack them.
+    """Numbers of heads, for a model without these numbers in its files.
 
     Attributes
     ----------

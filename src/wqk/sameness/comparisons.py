@@ -310,7 +310,7 @@ class Comparison:
 
     @property
     def undecided(self) -> dict[str, tuple[Place, ...]]:
-        """The blocks whose scores cannot be compared, by reason."""
+        """The blocks without comparable scores, by reason."""
         places_by_reason: dict[str, list[Place]] = {}
         for block in self.blocks:
             if block.undecided:

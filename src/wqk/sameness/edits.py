@@ -186,7 +186,7 @@ class Negate:
     axis
         The axis.
     negative
-        The indices along the axis whose sign changes.
+        The indices along the axis with changed signs.
 
     Examples
     --------

@@ -49,7 +49,7 @@ class Fold:
     readers
         Weights that read the norm.
     stale
-        Readers whose columns the candidate did not rescale.
+        Readers without rescaled columns in the candidate.
     """
 
     gain: str

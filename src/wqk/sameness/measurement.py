@@ -152,7 +152,7 @@ class BlockMeasurement:
             yield from _sinks(self.checkpoints, (reference.sinks, candidate.sinks))
 
     def _add_equal(self, circuit: str) -> None:
-        """Add a circuit whose stored bytes are equal in both blocks."""
+        """Add a circuit with equal stored bytes in both blocks."""
         if circuit == SCORES:
             self.distance = dict.fromkeys(positions(*self.pair), 0.0)
             self.undecided = undecided_positions(self.pair, None)
@@ -180,7 +180,7 @@ class BlockMeasurement:
         return False
 
     def _add_sizes(self, circuit: str, reference: Scoring, candidate: Scoring) -> None:
-        """Add a circuit whose sizes differ between the blocks."""
+        """Add a circuit with different sizes in the two blocks."""
         reason = f"{_sizes(reference)} against {_sizes(candidate)}"
         self.mismatches.append(cause_of_circuit(circuit, Mismatch(Kind.SIZES, reason)))
         self.beside[circuit] = math.nan

@@ -1,4 +1,4 @@
-"""Rotary positions whose rotation is unknown: the remaining evidence for a comparison.
+"""Rotary positions with unknown rotation: the remaining evidence for a comparison.
 
 The rotation is unknown. Therefore forms are compared only at distance 0, where any order of rows
 results in the same scores. Two models of one family differ if their settings differ. Two models are

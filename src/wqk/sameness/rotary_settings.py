@@ -1,7 +1,7 @@
 """Rotary positions that differ between two blocks, and the settings that restore them.
 
-The reference's rotation is restored by its base, its scaling, the share of rotated dimensions, or
-the list of kinds of layers, in the spelling of the candidate's configuration.
+The reference's rotation is restored by base, scaling, share of rotated dimensions, or list of kinds
+of layers, in the spelling of the candidate's configuration.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def _rotary_settings(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _respelled(
     config: Mapping[str, Any], kind: str, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Setting]]:
-    """Return a configuration with new rotary settings in its spelling, and the steps to it.
+    """Return a configuration with new rotary settings in the same spelling, and the steps to it.
 
     Parameters
     ----------

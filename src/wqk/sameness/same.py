@@ -82,8 +82,8 @@ def same(
     family, other_family
         Family files to use instead of the families of the model types.
     heads_per_layer, key_heads
-        Numbers of query and key heads of a model whose files lack them; by default, the numbers of
-        the other model.
+        Numbers of query and key heads, for a model without these numbers in its files; by default,
+        the numbers of the other model.
     base
         Base model of the model that is a LoRA adapter, instead of the base that the adapter names.
     layers
@@ -91,8 +91,8 @@ def same(
     tolerance
         Relative distance of heads that is accepted besides rounding.
     everything
-        Whether every other tensor is compared, too: under its name, or found by its numbers.
-        Experts may be in any order that their router also has.
+        Whether every other tensor is compared, too: by name, or else by content. Experts may be in
+        any order that their router also has.
     up_to
         Freedoms of the model to ignore. ``heads``: the order of heads, if scores, values and
         outputs have one order, and no other part belongs to the number of a head (slopes of ALiBi,

@@ -280,7 +280,7 @@ class StreamView(View):
         return bool(distance <= allowed(info, candidate_info) * np.linalg.norm(candidate_rows))
 
     def _is_lossy(self, gain: str) -> bool:
-        """Return whether the candidate's gain is 0 where the reference has a value.
+        """Return whether a gain is 0 in the candidate, but not in the reference.
 
         No weight after such a gain can restore the lost values. Therefore the gain was not moved.
         """

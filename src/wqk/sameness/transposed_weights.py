@@ -58,7 +58,7 @@ class TransposedWeights(View):
 
 
 def opened_transposed(reference: Model, opening: Mapping[str, Any]) -> Model | None:
-    """Open a candidate whose weights are stored transposed; None for other candidates.
+    """Open a candidate with weights stored transposed; None for other candidates.
 
     Parameters
     ----------

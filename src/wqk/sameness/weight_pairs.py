@@ -467,7 +467,7 @@ class WeightFinding:
     swapped
         Exchanged tensors: the source of each target.
     recuts
-        Tensors whose rows were joined and cut at other places.
+        Tensors with rows that were joined and cut at other places.
     """
 
     kind: Kind

@@ -94,7 +94,7 @@ class NormalEquations:
 
 
 class WeightedSum(View):
-    """A checkpoint whose tensors are weighted sums of tensors of several models.
+    """A checkpoint of tensors that are weighted sums of tensors of several models.
 
     Parameters
     ----------

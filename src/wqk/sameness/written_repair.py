@@ -21,7 +21,7 @@ class WrittenRepair:
     added
         Tensors that the candidate lacked.
     supplied
-        Tensors whose numbers the reference had to supply.
+        Tensors with numbers from the reference.
     settings
         Whether the configuration was changed.
     removed

@@ -454,7 +454,7 @@ def scan_model(
     side_by_side = at_once > 1 or is_confined()
 
     def score(block: Block) -> tuple[list[dict[str, Any]], list[BlockDetails]]:
-        """Score one block at every distance; the details are those of the first distance."""
+        """Score one block at every distance; details are for the first distance."""
         prefetch(1)
         rows: list[dict[str, Any]] = []
         layer_details: list[BlockDetails] = []

@@ -95,7 +95,7 @@ PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 def failure_of(error: Exception, expires: bool = False) -> Exception:
-    """Translate an error of `obstore`, whose message may quote secrets.
+    """Translate an error of `obstore`; the message may quote secrets.
 
     Returns
     -------

@@ -253,7 +253,7 @@ SCORE_SIGNS = {"symmetry": 1, "directionality": -1}
 
 @dataclass(frozen=True)
 class Standing:
-    """Number of published models whose score a value exceeds."""
+    """Number of published models with scores below a value."""
 
     exceeded: int
     models: int

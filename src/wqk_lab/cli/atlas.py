@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 @json_output
 @csv_output
 def atlas(model: str | None, as_json: bool, as_csv: bool, **choice: Any) -> None:
-    """Show the paper's published scores, or those of one MODEL.
+    """Show the paper's published scores, or the scores of one MODEL.
 
-    Scores of language models are those of Tables S2 and S3; scores of vision, audio and other
+    Scores of language models are from Tables S2 and S3; scores of vision, audio and other
     models are medians over the published layers behind the figures. MODEL is a name from the
     tables or a Hub id, such as BERT-base, openai/whisper-tiny or openai-community/gpt2.
     Rows with known problems carry flags; the column printed of --csv and --json is true for rows
-    of the two tables. Where your own model stands among them says wqk scan.
+    of the two tables. The rank of your own model among these rows is shown by wqk scan.
 
     \b
     Examples:
@@ -48,8 +48,8 @@ def atlas(model: str | None, as_json: bool, as_csv: bool, **choice: Any) -> None
     modality
         Only models of this kind.
     sound
-        Only rows whose numbers are those of a trained model's own form, also if they carry a flag
-        that is no artifact, such as a mislabeled name; only rows with any flag.
+        Only rows with scores of a trained model's own form, also with a flag that is no artifact,
+        such as a mislabeled name; only rows with any flag.
     search
         Only rows with TEXT in their name or checkpoint.
     sort

@@ -145,7 +145,7 @@ def figure(
       convert    runs that continue others: scores and those of the change
       updates    symmetry and directionality of each form's change
     From a survey of pairs (wqk lab pairs):
-      pairs      what lifting the causal mask changed, with the tests of what was predicted
+      pairs      changes by lifting the causal mask, with tests of the predictions
     From tables and details:
       heads      symmetry within and between heads, and by chance
       coupling   how heads transpose each other (.npz)
@@ -170,7 +170,7 @@ def figure(
     published
         Below your runs, draw the paper's own as well (s3, s4).
     level
-        Training loss for which dose shows when runs fall below it.
+        Training loss; dose shows when runs fall below this loss.
     as_json
         Print the numbers behind a figure as JSON.
     """

@@ -40,7 +40,7 @@ def glue(
     """Fine-tune encoders on GLUE or your own tasks and compare two of them over seeds.
 
     MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a Hub id.
-    Metrics are those of each task: Matthews correlation, F1 and accuracy, Pearson and Spearman
+    Metrics depend on the task: Matthews correlation, F1 and accuracy, Pearson and Spearman
     correlation. Two models are compared over seeds of fine-tuning. More than two must be training
     runs from two initializations, which are compared over seeds of pre-training.
 

@@ -80,7 +80,7 @@ class Contrast:
     cells
         Weights by cell, which add up to zero.
     pool
-        Name of the contrasts whose variances moderate each other; by default the measure.
+        Name of the group of contrasts with jointly moderated variances; by default the measure.
     pending
         True if runs may be missing: with fewer than two seeds, the contrast is left out.
     """
@@ -495,7 +495,7 @@ def results(folder: Path) -> dict[str, MeasuredContrast]:
 
 
 def unnamed(text: str, names: Iterable[str]) -> list[str]:
-    r"""Return bold phrases of a page whose paragraph names no contrast that could refute them.
+    r"""Return bold phrases of a page in paragraphs that do not name a contrast.
 
     Tables and headings are not checked.
 

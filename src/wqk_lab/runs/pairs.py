@@ -266,11 +266,11 @@ def update_rows(
 ) -> pl.DataFrame:
     """Measure the update of every layer and of every head, with the columns of `UPDATE_SCHEMA`.
 
-    Symmetry and directionality are those of Δ; ``symmetry_null`` is the symmetry of Δ with random
+    Symmetry and directionality are scores of Δ; ``symmetry_null`` is the symmetry of Δ with random
     signs of rows (`wqk.symmetry_null`). ``span`` is the share of ‖Δ‖² within the span of the
-    parent: the share of U Uᵀ Δ V Vᵀ, with U and V orthonormal bases of a head's A and B before.
-    The share of a layer is that of all heads together. ``span_chance`` is R/D, the share of small
-    steps of A and B in random directions, since each step leaves one side of the product unchanged.
+    parent: the share of U Uᵀ Δ V Vᵀ, with U and V orthonormal bases of a head's A and B before. The
+    share of a layer is that of all heads together. ``span_chance`` is R/D, the share of small steps
+    of A and B in random directions, since each step leaves one side of the product unchanged.
 
     Raises
     ------

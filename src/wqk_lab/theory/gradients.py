@@ -197,9 +197,9 @@ def gradients(
 ) -> list[LayerGradient]:
     """Return the exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
-    The model runs in evaluation mode, without dropout; its mode and the gradients of its parameters
-    are restored. The results have the model's precision. For float64, create the model and call
-    this function within ``wqk.live.running.double_precision()``.
+    The model runs in evaluation mode, without dropout; the mode and the parameters' gradients are
+    restored. The results have the model's precision. For float64, create the model and call this
+    function within ``wqk.live.running.double_precision()``.
 
     Parameters
     ----------

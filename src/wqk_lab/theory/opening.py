@@ -351,7 +351,7 @@ def load_model(
     seed: int = 0,
     revision: str | None = None,
 ) -> tuple[Any, ObjectiveName, tuple[str, ...]]:
-    """Load a model in float32, with its objective and the tensors that its checkpoint lacks.
+    """Load a model in float32, with the objective and the checkpoint's missing tensors.
 
     By default, the objective follows from the architecture. ``vocabulary_size`` is for a model type
     without a configuration, which has no vocabulary; ``seed`` is the seed of all weights drawn

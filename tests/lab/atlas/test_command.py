@@ -129,4 +129,4 @@ def test_sound_rows_may_carry_flags_that_are_no_artifacts() -> None:
     listed = " ".join(run("lab", "atlas", "--sound").stdout.split())
     assert "a: mislabeled model; no artifact, the numbers are sound (3 rows" in listed
     help_text = " ".join(run("lab", "atlas", "--help").stdout.split())
-    assert "also if they carry a flag that is no artifact" in help_text
+    assert "also with a flag that is no artifact" in help_text

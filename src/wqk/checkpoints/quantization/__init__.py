@@ -6,10 +6,10 @@ group of columns, in several tensors of the module. Here these tensors become on
 the requested rows are read. Values are exact products in float32; the libraries round to the type
 that a model runs in.
 
-One table (`FORMATS`) has a record for each format: its keys, its companions, and a reader. **Every
-tensor that shares a prefix with a quantized weight, and every key of its quantization
-configuration, is supported by this reader, or named in an error.** These rules hold for all
-formats, and `find_quantized` enforces them:
+One table (`FORMATS`) has a record for each format: keys, companions, and a reader. **Every tensor
+that shares a prefix with a quantized weight, and every key of its quantization configuration, is
+supported by this reader, or named in an error.** These rules hold for all formats, and
+`find_quantized` enforces them:
 
 1. A key or a tensor that is not in the table is an error, which contains the name.
 2. If the reader of a matrix does not use a tensor that affects the values of the format, this is an

@@ -1,4 +1,4 @@
-"""8-bit floats, whose values are multiplied by scales.
+"""8-bit floats with scales.
 
 Tensors of a weight (O, I):
 
@@ -297,7 +297,7 @@ def _block_side(
 
 
 def _companions(codes: str) -> tuple[Companion, Companion, Companion]:
-    """Return the stored tensors of a weight whose codes have names with this ending."""
+    """Return the stored tensors of a weight from codes with names of this ending."""
     return (
         Companion(codes, Effect.VALUES, "8-bit floats", "always"),
         Companion(f"{codes}_scale_inv", Effect.VALUES, "scales, multiplied", "or weight_scale"),

@@ -53,7 +53,7 @@ class QuantizedMatrix:
     Attributes
     ----------
     info
-        Format and bits of the matrix, its shape, and the bytes of all its tensors.
+        Format, bits and shape of the matrix, and the bytes of all tensors.
     components
         Tensors to read, by their role for the matrix.
     values

@@ -120,7 +120,7 @@ class Module:
         return info
 
     def shape(self, ending: str, dtypes: str, axes: int | None = 2) -> tuple[int, ...]:
-        """Return the shape of a tensor, after a check of its type and its number of axes.
+        """Return the shape of a tensor, after a check of type and number of axes.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Rotations of compressed-tensors (``transform_config``), which a model applies while it runs.
+"""Rotations of compressed-tensors (``transform_config``), applied while the model runs.
 
 A group of transforms has one matrix R of each size, and a list of locations where R acts. The width
 of R is the width of the module's side, or ``head_dim``, for blocks along the diagonal.

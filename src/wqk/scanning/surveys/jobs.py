@@ -118,7 +118,7 @@ def expand(
 ) -> list[Job]:
     """List a job for each checkpoint of refs and revisions, in order and without repetitions.
 
-    The arguments are those of `survey`. ``list_revisions`` lists a repository's revisions and is
+    The arguments are as for `survey`. ``list_revisions`` lists a repository's revisions and is
     called only for patterns. An invalid ref becomes a job with a problem, but a missing list or set
     raises an error.
 
