@@ -41,6 +41,7 @@ def test_a_row_with_the_condition_gives_status_1(scaled: Path, tmp_path: Path) -
     assert line in done.stderr.splitlines()
     assert len(wqk.read_table(file)) == 10
     assert done.stdout == run("scan", scaled, *LINE[:2]).stdout
+    assert line in run("scan", scaled, *LINE, "--top", "1", exits=1).stderr.splitlines()
 
 
 def test_no_row_with_the_condition_gives_status_0(good: Path) -> None:

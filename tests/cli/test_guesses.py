@@ -274,6 +274,27 @@ def test_printed_rows_are_ranked_in_every_format() -> None:
     assert len(run("compose", INDUCTION, "--csv").stdout.splitlines()) > 21
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["scan", ENCODER, "--heads", "--sort", "symmetry", "--top", "2"],
+        ["scan", ENCODER, DECODER, "--sort", "symmetry", "--top", "1"],
+        ["scan", ENCODER, "--heads", "--sort", "symmetry"],
+        ["scan", ENCODER, "--heads"],
+        ["diff", ENCODER, DECODER, "--heads", "--top", "5"],
+        ["diff", ENCODER, DECODER],
+        ["compose", INDUCTION, "--top", "3"],
+        ["compose", INDUCTION],
+    ],
+)
+def test_a_file_has_the_rows_that_csv_prints(line: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    done = run(*line, "--out", file)
+    assert file.read_text("utf-8") == run(*line, "--csv").stdout
+    count = len([*csv.DictReader(io.StringIO(file.read_text("utf-8")))])
+    assert f"{file}: {count} rows" in done.stderr
+
+
 @pytest.mark.parametrize("line", [["scan"], ["scan", "--heads"], ["survey", "-o", "folder"]])
 def test_nothing_is_above_the_first_line(
     line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

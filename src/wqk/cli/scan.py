@@ -91,10 +91,13 @@ if TYPE_CHECKING:
     "--sort",
     "sort_by",
     metavar="COLUMN",
-    help="Largest values of a column first; with --heads, of the heads alone.",
+    help="Largest values of a column first, also in --out; with --heads, of the heads alone.",
 )
 @click.option(
-    "--top", type=COUNT, metavar="N", help="Print this many rows, also of --csv and --json."
+    "--top",
+    type=COUNT,
+    metavar="N",
+    help="Print this many rows of each checkpoint, also of --csv, --json and --out.",
 )
 @click.option(
     "--where",
@@ -104,7 +107,7 @@ if TYPE_CHECKING:
 @click.option(
     "--fail-if",
     metavar="CONDITION",
-    help="Exit with status 1 if a row of the table, as --out writes it, has this condition.",
+    help="Exit with status 1 if a row has this condition, also a row that --top leaves out.",
 )
 @layers
 @click.option(
@@ -272,8 +275,8 @@ def scan(
         _print_way_to_rows(joined)
         _print_placements([*last_tables.values()], named=True)
     if out:
-        joined.write(out)
-        display.say(f"{out}: {counted(len(joined), 'row')}")
+        rows.write(out)
+        display.say(f"{out}: {counted(len(rows), 'row')}")
     if picture:
         save_figure(joined.plot("heads" if heads and len(jobs) == 1 else None), picture)
         display.say_picture(picture, joined, [out] if out else [])

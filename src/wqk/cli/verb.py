@@ -290,6 +290,7 @@ class Verb:
 
     def run(self, models: list[str], options: dict[str, Any]) -> None:
         """Open the models, call the function, and print, write and draw the result."""
+        from wqk._console import counted
         from wqk._style import check_picture, save_figure
         from wqk.cli import display
         from wqk.tables.score_table import check_table_output
@@ -316,8 +317,8 @@ class Verb:
             rows = result._first(extra["top"])
         display.show(shown[0].to_dict(), *shown, as_json=as_json, ending=ending, rows=rows)
         if out and self.table:
-            result.write(out)
-            display.say(f"{out}: {len(result)} rows")
+            rows.write(out)
+            display.say(f"{out}: {counted(len(rows), 'row')}")
         elif out:
             display.write_result(result, out)
         if picture:

@@ -74,7 +74,10 @@ compose = Verb(
         "wqk compose meta-llama/Llama-3.2-1B --fold-norm --out pairs.parquet",
     ),
     extra={
-        "top": {"default": 20, "help": "Number of pairs to print, and to draw."},
+        "top": {
+            "default": 20,
+            "help": "Number of pairs to print, and to draw; if given, also of --csv and --out.",
+        },
         "matrix": {
             "is_flag": True,
             "help": "Draw the scores of all pairs: a map for each kind, writers down, readers "
@@ -108,8 +111,8 @@ diff = Verb(
     ),
     extra={
         "top": {
-            "help": "Print this many rows, also of --csv and --json: those that moved most, of "
-            "heads with --heads.",
+            "help": "Print this many rows, also of --csv, --json and --out: those that moved most, "
+            "of heads with --heads.",
         },
     },
     show=lambda result, top: [replace(result, rows_shown=top)],
