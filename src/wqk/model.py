@@ -353,9 +353,10 @@ class Model(Advising, synonyms=MODEL_SYNONYMS, calls=METHOD_CALLS):
             missing = sorted(set(layers).difference(*numbers))
             if missing or not layers:
                 problem = f"no layer {missing[0]}" if missing else "no layer was chosen"
-                known = [p.layer for p in plans]
+                present = [p.layer for p in plans]
                 raise CheckpointError(
-                    f"{self.name}: {problem}; layers are numbered from {min(known)} to {max(known)}"
+                    f"{self.name}: {problem}; layers are numbered from {min(present)} to "
+                    f"{max(present)}"
                 )
             plans = [
                 p

@@ -320,8 +320,8 @@ class AdaptedCheckpoint(Checkpoint):
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return the tensors of the base model; the adapter may replace whole tensors."""
-        whole = {name: self._adapter.info(stored) for name, stored in self._whole.items()}
-        return {**self.base.tensors(), **whole}
+        replaced = {name: self._adapter.info(stored) for name, stored in self._whole.items()}
+        return {**self.base.tensors(), **replaced}
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """Read the rows of each part with the adapter's updates."""
@@ -388,8 +388,8 @@ class AdaptedCheckpoint(Checkpoint):
         shape = self.info(part.name).shape
         rows = np.concatenate([np.arange(*ends) for ends in part.row_ranges(shape)])
         if update.transposed:
-            (whole,) = self.base.read([Part(part.name)])
-            adapted = decomposed(whole.T, update.product, update.magnitudes).T[rows]
+            (weight,) = self.base.read([Part(part.name)])
+            adapted = decomposed(weight.T, update.product, update.magnitudes).T[rows]
         else:
             adapted = decomposed(array, update.product[rows], update.magnitudes[rows])
         return np.asarray(adapted, array.dtype) if self._rounded else adapted

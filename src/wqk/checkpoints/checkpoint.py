@@ -111,8 +111,11 @@ class Part(NamedTuple):
 
     def nbytes(self, info: TensorInfo) -> int:
         """Return the number of stored bytes of the part."""
-        whole = math.prod(info.shape)
-        return info.nbytes * math.prod(self.shape(info.shape)) // whole if whole else 0
+        entries_of_tensor = math.prod(info.shape)
+        if not entries_of_tensor:
+            return 0
+        entries = math.prod(self.shape(info.shape))
+        return info.nbytes * entries // entries_of_tensor
 
 
 class Regrouping(NamedTuple):

@@ -391,16 +391,16 @@ def read_metadata(source: ByteSource) -> Description:
         )
     content = bytes_at(source, 0, source.size)
     try:
-        whole = load(io.BytesIO(content)).state
-        paths = whole.get("planner_data") or {}
+        metadata = load(io.BytesIO(content)).state
+        paths = metadata.get("planner_data") or {}
         tensors, names, places = {}, {}, {}
-        for key, record in whole["state_dict_metadata"].items():
+        for key, record in metadata["state_dict_metadata"].items():
             if not isinstance(key, str) or STATE.match(key) or not is_text(key):
                 continue
             state = record.state if isinstance(record, Record) else None
             if isinstance(state, dict) and state.keys() >= {"properties", "size", "chunks"}:
                 tensors[key], names[key] = state, name_of(key, paths.get(key))
-        for index, place in whole["storage_data"].items():
+        for index, place in metadata["storage_data"].items():
             offset = index.state.get("offset")
             places[index.state["fqn"], tuple(offset or ())] = place.state
     except Refused as error:

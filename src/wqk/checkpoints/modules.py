@@ -221,11 +221,11 @@ class LiveCheckpoint(StateDict):
             )
         self._computed = computed_weights(model)
         tensors = self._state(model)
-        known = {plain_name(name): _info(t) for name, t in tensors.items() if hasattr(t, "dtype")}
+        infos = {plain_name(name): _info(t) for name, t in tensors.items() if hasattr(t, "dtype")}
         config = _configuration(model)
-        if not is_transformer_lens(known):
-            config = configured(None, Opened(config, {}, known))
-            if any(name.endswith(".c_q.weight") for name in known):  # speed runs' only switch
+        if not is_transformer_lens(infos):
+            config = configured(None, Opened(config, {}, infos))
+            if any(name.endswith(".c_q.weight") for name in infos):  # speed runs' only switch
                 config = {"qk_norm": _norms_queries(model), **config}
         super().__init__(tensors, config, kind, adapted_modules(model))
         self.model, self._wanted, self._network = model if keep else None, read, ref(model)

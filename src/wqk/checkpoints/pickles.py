@@ -115,8 +115,8 @@ class DataUnpickler(pickle._Unpickler):
             del self.stack[len(self.stack) - count :]
         inner = [entry for entry in entries if type(entry) is tuple]
         if inner:
-            known = (self._sizes.get(id(entry), (entry, len(entry)))[1] for entry in inner)
-            size = len(entries) + sum(known)
+            inner_sizes = (self._sizes.get(id(entry), (entry, len(entry)))[1] for entry in inner)
+            size = len(entries) + sum(inner_sizes)
             if size > LARGEST_TUPLE:
                 raise pickle.UnpicklingError("a tuple whose entries name each other")
             self._sizes[id(entries)] = entries, size

@@ -265,10 +265,10 @@ class TorchFile:
         if tensor.is_row_major:
             return values.reshape(part.shape(tensor.shape))
         strides = [n * values.itemsize for n in tensor.stride]
-        whole = np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
+        array = np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
         if part.rows is None:
-            return np.ascontiguousarray(whole)
-        return np.concatenate([whole[start:stop] for start, stop in part.row_ranges(tensor.shape)])
+            return np.ascontiguousarray(array)
+        return np.concatenate([array[start:stop] for start, stop in part.row_ranges(tensor.shape)])
 
     def _checked(self, name: str) -> tuple[StoredTensor, Storage]:
         """Return a tensor and its storage, after a check that the tensor's values exist."""

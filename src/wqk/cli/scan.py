@@ -375,10 +375,10 @@ def _no_row(name: str, where: str, has_heads: bool) -> str:
 
 def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
     """Return the given columns in this order; `TableError` for a missing column."""
-    known = table.frame.columns
+    columns = table.frame.columns
     for name in names:
-        if name not in known:
-            advice = did_you_mean(name, known) or "; --csv without --columns prints all"
+        if name not in columns:
+            advice = did_you_mean(name, columns) or "; --csv without --columns prints all"
             raise TableError(f"no column {name!r}{advice}")
     return table.frame.select(names)
 

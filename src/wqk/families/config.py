@@ -275,9 +275,9 @@ class Config:
 
         Keys of widths are ``head_dim``, ``global_head_dim``, ….
         """
-        whole = self._defaults | self._in_file
+        settings = self._defaults | self._in_file
         by_layer = self.get("per_layer_config")
-        tables = [whole]
+        tables = [settings]
         if isinstance(by_layer, dict):
             tables += [table for table in by_layer.values() if isinstance(table, dict)]
         widths: set[int] = set()
@@ -285,7 +285,7 @@ class Config:
             for key, value in table.items():
                 if key.endswith("head_dim") and not key.startswith(("linear_", "mamba_")):
                     widths.update(self._widths(key, value))
-        return widths if "head_dim" in whole else set()
+        return widths if "head_dim" in settings else set()
 
     def _widths(self, key: str, value: Any) -> list[int]:
         """Return the widths of heads under a key: one width, or a list of widths."""
@@ -336,11 +336,12 @@ class Config:
         >>> config.product(["head_width ** -0.5", "score_terms ** -1"], {"head_width": 64})
         0.041666666666666664
         """
-        known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
+        layer_number = names.get("layer", 0) + 1
+        values = {**names, "layer_number": layer_number, "score_terms": self._terms()}
         result = 1.0
         for factor in map(str, factors):
             try:
-                result *= self._factor(factor, known)
+                result *= self._factor(factor, values)
             except OverflowError:
                 raise CheckpointError(
                     f"config.json: {factor} is too large; expected a finite number; correct it"

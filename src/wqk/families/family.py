@@ -143,8 +143,8 @@ def _with_advice(message: str) -> str:
     place = f" in {_place(path)}" if path else ""
     if match[1] == "missing required":
         return f"missing key {key!r}{place}"
-    known = _table_at(path).__struct_fields__
-    advice = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+    known_keys = _table_at(path).__struct_fields__
+    advice = did_you_mean(key, known_keys) or f"; known are {', '.join(known_keys)}"
     return f"unknown key {key!r}{place}{advice}"
 
 

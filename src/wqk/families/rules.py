@@ -338,12 +338,14 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _require_known_values(rule: msgspec.Struct) -> None:
     """Raise `ValueError`, with the key, if a key has an unknown value."""
-    for key, known in VALUES[type(rule).__name__].items():
+    for key, allowed in VALUES[type(rule).__name__].items():
         value = getattr(rule, key)
-        for entry in [value] if isinstance(value, str | int) else value:
-            if entry not in known:
+        entries = [value] if isinstance(value, str | int) else value
+        for entry in entries:
+            if entry not in allowed:
                 raise ValueError(
-                    f"unknown {key} {entry!r}; expected one of {_with_meanings(known)}; correct it"
+                    f"unknown {key} {entry!r}; expected one of {_with_meanings(allowed)}; correct "
+                    "it"
                 )
 
 

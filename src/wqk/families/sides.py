@@ -365,8 +365,9 @@ def _separate(
         "q": _composed(config, rule, match, queries, down, rule.query_inner_norm)
     }
     if is_shared:
-        both = {"k": key_heads, "v": key_heads}
-        return {**projections, **sectioned(key, tensors[key].shape, both, "kv")}
+        head_counts = {"k": key_heads, "v": key_heads}
+        keys_and_values = sectioned(key, tensors[key].shape, head_counts, "kv")
+        return {**projections, **keys_and_values}
     projections["k"] = separate(key, tensors[key].shape, key_heads, inputs)
     if value:
         value_heads = config.optional_whole(rule.value_heads, layer) or key_heads

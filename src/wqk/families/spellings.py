@@ -79,11 +79,11 @@ class Match:
             return self.part(names)
         name = f"{projection.tensor.removesuffix('weight')}bias"
         # PyTorch's attention has one bias, even if keys of another width have separate weights.
-        whole = re.sub(r"(?<=\.)[qkv]_proj_bias$", "in_proj_bias", name)
-        if whole != name and whole in self.tensors:
+        fused = re.sub(r"(?<=\.)[qkv]_proj_bias$", "in_proj_bias", name)
+        if fused != name and fused in self.tensors:
             size = projection.heads * projection.head_width
             start = "qkv".index(name[-len("q_proj_bias")]) * size
-            return Part(whole, ((start, start + size),))
+            return Part(fused, ((start, start + size),))
         return projection.bias_part(name) if name in self.tensors else None
 
     def norm(self, spellings: tuple[str, ...], kind: str, heads: int = 1) -> tuple[Part, ...]:

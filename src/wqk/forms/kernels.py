@@ -608,8 +608,9 @@ def directionalities(moments: Moments, gamma: float = 2.0) -> Directionalities:
 def _contrast(row_sum: Array, column_sum: Array, is_nonzero: Array) -> Array:
     """Return (R − C) / (R + C); 0 if both are 0, NaN for the zero matrix."""
     xp = array_namespace(row_sum)
-    both = row_sum + column_sum
-    score = (row_sum - column_sum) / xp.where(both == 0, xp.ones_like(both), both)
+    total = row_sum + column_sum
+    divisor = xp.where(total == 0, xp.ones_like(total), total)
+    score = (row_sum - column_sum) / divisor
     return xp.where(is_nonzero, score, xp.full_like(score, math.nan))
 
 

@@ -94,9 +94,8 @@ def models(word: str = "") -> ModelTypes:
     >>> [row.model_type for row in models("bloom").types]
     ['bloom', 'gguf-bloom']
     """
-    known = families()
     family_by_type: dict[str, Family] = {}
-    for family in known.values():
+    for family in families().values():
         family_by_type |= dict.fromkeys(family.model_types, family)
     types = [_of_family(name, family) for name, family in family_by_type.items()]
     for name, part_types in composite_types().items():

@@ -82,13 +82,13 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
         heads_per_layer: int | None = None,
         **options: Any,
     ) -> None:
-        known = inspect.signature(Monitor).parameters
-        options = meant_keywords(known, options)
+        parameters = inspect.signature(Monitor).parameters
+        options = meant_keywords(parameters, options)
         for name in options:
-            if name not in known:
+            if name not in parameters:
                 raise TypeError(
                     f"ScoreCallback(): got an unexpected keyword argument {name!r}"
-                    f"{keyword_advice(name, known)}; its options are those of wqk.Monitor"
+                    f"{keyword_advice(name, parameters)}; its options are those of wqk.Monitor"
                 )
         inspect.signature(Monitor).bind(None, **options)  # a TypeError for an option given twice
         self.folder = Path(folder)

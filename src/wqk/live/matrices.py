@@ -52,13 +52,13 @@ class AttentionMatrices(Result):
         else:
             names = [name for name in self.blocks if not isinstance(name, str) and name[2] == block]
         if len(names) != 1:
-            known = ", ".join(map(repr, self.blocks))
+            listed = ", ".join(map(repr, self.blocks))
             advice = ""
             if isinstance(block, tuple) and len(block) == 2:
                 advice = "; the weights of a head are matrices[layer][:, head]"
             raise CheckpointError(
                 f"attention of {block!r}: {counted(len(names), 'block')} of this name; expected "
-                f"one of {known}{advice}"
+                f"one of {listed}{advice}"
             )
         (*earlier, last) = self.blocks[names[0]]
         if earlier:
@@ -172,10 +172,10 @@ def attention_matrices(
     if opened is not network:
         plans = [plan for plan in opened.plans if plan.has_softmax]
     if layers is not None:
-        known = {plan.layer for plan in plans}
-        if unknown := set(layers) - known:
+        present = {plan.layer for plan in plans}
+        if missing_layers := set(layers) - present:
             raise CheckpointError(
-                f"layers: {sorted(unknown)} are missing; expected some of {sorted(known)}"
+                f"layers: {sorted(missing_layers)} are missing; expected some of {sorted(present)}"
             )
     matrices = _Matrices(BlockIndex(network, plans), layers, sequences, largest)
     with torch.no_grad(), Observer(network, matrices.add):

@@ -274,12 +274,12 @@ def run(
         from transformers import AutoTokenizer
     checkpoint, plans, hub = stored.checkpoint, stored.plans, stored.hub
     family = stored.family_file
-    known = load_family(family) if family else find_family(checkpoint)
+    known_family = load_family(family) if family else find_family(checkpoint)
     with quiet(), double_precision(), flattened(flat):
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model, drawn = load_model(ref, checkpoint, known, hub, adapter)
+                model, drawn = load_model(ref, checkpoint, known_family, hub, adapter)
             if text is not None and tokens is None:
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
                 tokens = tokenizer(text)["input_ids"]

@@ -62,16 +62,16 @@ def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
     """
     if value is None or value != value:
         return Text(" " * (2 * cells + 1))
-    middle, whole, left_half, right_half = ASCII if ascii_only else BLOCKS
+    middle, full, left_half, right_half = ASCII if ascii_only else BLOCKS
     half_cells = min(2 * cells, round(abs(value) * 2 * cells))
     length, has_half = divmod(half_cells, 2)
     empty = " " * cells
     if value >= 0:
         end = left_half if has_half else ""
-        right = (whole * length + end).ljust(cells)
+        right = (full * length + end).ljust(cells)
         return Text.assemble(empty, (middle, "dim"), (right, POSITIVE))
     end = right_half if has_half else ""
-    left = (end + whole * length).rjust(cells)
+    left = (end + full * length).rjust(cells)
     return Text.assemble((left, NEGATIVE), (middle, "dim"), empty)
 
 
