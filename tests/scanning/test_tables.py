@@ -543,3 +543,27 @@ def test_a_score_has_a_column_for_each_model(tmp_path: Path) -> None:
         wqk.join(table, changed).side_by_side("norm")
     with pytest.raises(TableError, match="did you mean 'symmetry'"):
         table.side_by_side("symetry")
+
+
+def test_tables_of_one_checkpoint_are_no_single_curve(tmp_path: Path) -> None:
+    """The curve ran back from the last layer to the first."""
+    pytest.importorskip("matplotlib")
+    table = wqk.scan(wqk.demo_model("encoder"))
+    assert len(join(table, table).with_distinct_rows()) == len(table)
+    older = ScoreTable(table.frame.with_columns(pl.col("symmetry") / 2))
+    joined = join(older, table)
+    for draw in (joined.plot, lambda: wqk.report([older, table], tmp_path / "report.html")):
+        with pytest.raises(TableError, match=r"layer 0 has several rows.*checkpoint=pl.lit"):
+            draw()
+    assert not (tmp_path / "report.html").exists()
+    renamed = ScoreTable(table.frame.with_columns(checkpoint=pl.lit("new name")))
+    assert len(join(table, renamed).plot("layers").axes[0].lines) >= 2
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_table_of_another_separator_is_named(separator: str, tmp_path: Path) -> None:
+    """As spreadsheet programs of some countries write it."""
+    path = tmp_path / "scores.csv"
+    wqk.scan(wqk.demo_model("encoder")).frame.write_csv(path, separator=separator)
+    with pytest.raises(TableError, match=r"columns are separated by .*, expected ','; save"):
+        read_table(path)

@@ -45,7 +45,7 @@ from wqk.tables.details import Details
 from wqk.tables.rendering import label, shades_of
 from wqk.tables.run import METRICS, SCORES, SETTINGS, Run, open_run
 from wqk.tables.run import read_table as read_scores
-from wqk.tables.score_table import ScoreTable, Table, read_table
+from wqk.tables.score_table import ScoreTable, Table, join, read_table
 from wqk.tables.sheet import Sheet, SheetColumn
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
@@ -143,6 +143,8 @@ def write_report(
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
     details += [table.details for table in scores if table.details is not None]
+    if scores:
+        join(scores).with_distinct_rows()
     write_atomically(path, page(scores, details, title, runs, compositions).encode())
     return Report(path)
 

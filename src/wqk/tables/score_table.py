@@ -41,6 +41,7 @@ from wqk.tables.schema import (
     COLUMN_TYPES,
     FURTHER_COLUMNS,
     GROUP,
+    KEY,
     LAYER,
     SCHEMA_VERSION,
     SUMMARIZED,
@@ -627,7 +628,26 @@ class ScoreTable(Table):
         """
         from wqk.tables.rendering import plot_table
 
-        return plot_table(self, view, y)
+        return plot_table(self.with_distinct_rows(), view, y)
+
+    def with_distinct_rows(self) -> ScoreTable:
+        """Return the table with each row once.
+
+        Raises
+        ------
+        TableError
+            A layer or a head has several rows that differ, which are no single curve.
+        """
+        frame = self.frame.unique(maintain_order=True)
+        repeated = frame.filter(frame.select(KEY).is_duplicated())
+        if repeated.is_empty():
+            return replace(self, frame=frame)
+        checkpoint, layer = repeated.select("checkpoint", "layer").row(0)
+        raise TableError(
+            f"{checkpoint}: layer {layer} has several rows, which no curve can pass; expected one, "
+            f"got {len(repeated)} rows from tables of one checkpoint; give a table another name "
+            'with wqk.ScoreTable(table.frame.with_columns(checkpoint=pl.lit("new name")))'
+        )
 
     def _drawn(self) -> Figure | None:
         return self.plot() if len(self.layers) else None

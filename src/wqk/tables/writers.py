@@ -114,6 +114,13 @@ def to_csv(table: TableContent) -> bytes:
 
 def from_csv(content: bytes, types: Types) -> Content:
     """Read a file written by `to_csv`; the conditions are taken from the first row."""
+    header = content.partition(b"\n")[0].decode(errors="replace")
+    for separator in (";", "\t"):
+        if separator in header and "," not in header:
+            raise ValueError(
+                f"columns are separated by {separator!r}, expected ','; save the file with commas, "
+                f"or read it with polars.read_csv(path, separator={separator!r})"
+            )
     frame = pl.read_csv(content, schema_overrides={**types, **CONDITIONS})
     frame = frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
     if frame.is_empty():
