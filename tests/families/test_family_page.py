@@ -13,26 +13,39 @@ from tests import small
 import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
+from wqk.families.layouts import sized
 
 torch = pytest.importorskip("torch")
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "family.md"
 FILES = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-FUSED, SECTIONS = (next(file for file in FILES if name in file) for name in ("layout", "sections"))
-HEADS, WIDTH = 6, 24
+FUSED, SECTIONS, FEWER_KEY_HEADS = (
+    next(file for file in FILES if name in file)
+    for name in ("layout", '"sections"', '"fewer-key-heads"')
+)
+HEADS, GROUPS, WIDTH = 6, 3, 24
 
 
 class Attention(torch.nn.Module):
     """Causal attention whose queries, keys and values are rows of one tensor, in some order."""
 
-    def __init__(self, roles: str) -> None:
+    def __init__(self, roles: str, key_heads: int) -> None:
         super().__init__()
         self.roles = roles
-        self.qkv = torch.nn.Linear(WIDTH, len(roles) * WIDTH)
+        key_width = WIDTH * key_heads // HEADS
+        self.widths = [key_width if role in "kv" else WIDTH for role in roles]
+        self.heads = {"q": HEADS, "k": key_heads, "v": key_heads}
+        self.qkv = torch.nn.Linear(WIDTH, sum(self.widths))
 
     def forward(self, x: Any) -> Any:
-        by_role = dict(zip(self.roles, self.qkv(x).split(WIDTH, dim=-1), strict=True))
-        q, k, v = (by_role[role].unflatten(-1, (HEADS, -1)).transpose(1, 2) for role in "qkv")
+        by_role = dict(zip(self.roles, self.qkv(x).split(self.widths, dim=-1), strict=True))
+        q, k, v = (
+            by_role[role]
+            .unflatten(-1, (self.heads[role], -1))
+            .repeat_interleave(HEADS // self.heads[role], dim=-2)
+            .transpose(1, 2)
+            for role in "qkv"
+        )
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
         weights = scores.masked_fill(later, float("-inf")).softmax(-1)
@@ -42,11 +55,12 @@ class Attention(torch.nn.Module):
 class Net(torch.nn.Module):
     """Two such layers, with a configuration."""
 
-    def __init__(self, roles: str) -> None:
+    def __init__(self, roles: str, key_heads: int = HEADS) -> None:
         super().__init__()
         settings = {"model_type": "net", "n_layers": 2, "n_heads": HEADS, "n_others": 4}
+        settings |= {"n_groups": key_heads, "width": WIDTH}
         self.config = SimpleNamespace(to_dict=lambda: settings)
-        self.layers = torch.nn.ModuleList(Attention(roles) for _ in range(2))
+        self.layers = torch.nn.ModuleList(Attention(roles, key_heads) for _ in range(2))
         for parameter in self.parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
 
@@ -56,12 +70,12 @@ class Net(torch.nn.Module):
         return x
 
 
-def verified(roles: str, file: str, folder: Path) -> wqk.Verification:
+def verified(roles: str, file: str, folder: Path, key_heads: int = HEADS) -> wqk.Verification:
     """The verification of a module with a file of the page."""
     path = folder / "family.toml"
     path.write_text(file)
     batch = torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1))
-    return wqk.verify(wqk.open(Net(roles), family=path), batch)
+    return wqk.verify(wqk.open(Net(roles, key_heads), family=path), batch)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +93,38 @@ def test_the_files_are_right_for_their_order_alone(
     verification = verified(roles, file, tmp_path)
     assert verification.verdict.lower() == verdict.lower()
     assert "query heads" not in verification.result
+
+
+@pytest.mark.parametrize(("roles", "verdict"), [("kvq", "right"), ("qkv", "WRONG")])
+def test_the_file_for_fewer_key_heads_is_right_for_its_order_alone(
+    roles: str, verdict: str, tmp_path: Path
+) -> None:
+    verification = verified(roles, FEWER_KEY_HEADS, tmp_path, GROUPS)
+    assert verification.verdict.lower() == verdict.lower()
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "reason"),
+    [
+        # A share of 16 outputs is no 6 heads.
+        (3, r"'\*'\) of 48 outputs for k \(3 heads\), v \(3 heads\), q \(6 heads\)"),
+        # 40 outputs are no three shares.
+        (2, r"in place of each '\*', write the head width as a factor: 4, if all"),
+    ],
+)
+def test_equal_shares_do_not_serve_fewer_key_heads(
+    key_heads: int, reason: str, tmp_path: Path
+) -> None:
+    file = FEWER_KEY_HEADS.replace("width // n_heads", "*")
+    with pytest.raises(CheckpointError, match=reason):
+        verified("kvq", file, tmp_path, key_heads)
+
+
+def test_equal_shares_for_queries_and_keys_of_different_widths_are_refused() -> None:
+    """A share of 6 outputs divides into 3 heads and into 6 heads, of different widths."""
+    with pytest.raises(CheckpointError, match="do not give heads of one width; in place of"):
+        sized("qkv", 12, [("k", 3, 0), ("q", 6, 0)], 1)
+    assert sized("qkv", 12, [("v", 3, 0), ("q", 6, 0)], 1)["v"].head_width == 2
 
 
 def test_a_given_number_of_heads_counts_in_all_parts_of_a_fused_tensor(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ Lookup = Callable[[str], Any]
 
 PLAIN_KEY = re.compile(r"[^\W\d]\w*(\.\w+)*")
 LONGEST = 200  # characters
+GRAMMAR = "keys and numbers with + - * // ** |, and conditions with if else and or not == != in"
 
 OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -72,9 +73,9 @@ def parse(text: str) -> ast.expr:
     >>> parse("hidden_size // (2")
     Traceback (most recent call last):
     ValueError: 'hidden_size // (2' is not an expression: '(' was never closed
-    >>> parse("max(a, b)")
+    >>> parse("max(a, b)")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: 'max(a, b)': 'max(a, b)' is not part of the grammar of family files
+    ValueError: 'max(a, b)': 'max(a, b)' is not part of the grammar of family files; expected ...
     """
     if PLAIN_KEY.fullmatch(text):  # also keys equal to Python's keywords, such as `lambda`
         return ast.Name(text)
@@ -90,7 +91,14 @@ def parse(text: str) -> ast.expr:
     for node in _nodes(tree):
         if not _is_allowed(node):
             part = ast.unparse(node)
-            raise ValueError(f"{text!r}: {part!r} is not part of the grammar of family files")
+            advice = ""
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+                quotient = ast.unparse(ast.BinOp(node.left, ast.FloorDiv(), node.right))
+                advice = f"; write {quotient!r}"
+            raise ValueError(
+                f"{text!r}: {part!r} is not part of the grammar of family files; expected {GRAMMAR}"
+                f"{advice}"
+            )
     return tree
 
 

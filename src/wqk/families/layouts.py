@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from wqk._console import counted
 from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
@@ -39,7 +40,7 @@ NORMS = ("rms", "layer")
 CACHED = 16
 
 # Last part of messages about shapes.
-MISFIT = "use the configuration of these weights, or another family (family=)"
+MISFIT = "use the configuration of these weights, or another family (family=NAME)"
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -389,7 +390,8 @@ def sized(
     Raises
     ------
     CheckpointError
-        The sections do not divide the outputs.
+        The sections do not divide the outputs, or an equal share gives queries and keys different
+        head widths.
 
     Examples
     --------
@@ -398,7 +400,8 @@ def sized(
     (((4, 8),), ((8, 10),), 2)
     """
     fixed = sum(size for _, _, size in sections)
-    open_sections = sum(size == 0 for _, _, size in sections)
+    heads_of_open = [(role, heads) for role, heads, size in sections if size == 0]
+    open_sections = len(heads_of_open)
     remaining = length - fixed
     fits = remaining >= open_sections if open_sections else remaining == 0
     if not fits:
@@ -408,7 +411,8 @@ def sized(
         )
     share = 0
     if open_sections:
-        share = _divide(remaining, open_sections, tensor, "open parts")
+        _require_equal_shares(tensor, remaining, heads_of_open)
+        share = remaining // open_sections
     # Outputs of each role in one block, and the first of them.
     span_by_role: dict[str, int] = {}
     start_by_role: dict[str, int] = {}
@@ -425,6 +429,26 @@ def sized(
         head_width = _divide(blocks * span, heads, tensor, f"heads of {role}")
         projections[role] = Projection(tensor, outputs, transposed, heads, head_width)
     return projections
+
+
+def _require_equal_shares(tensor: str, length: int, parts: Sequence[tuple[str, int]]) -> None:
+    """Raise `CheckpointError` if equal shares of the outputs do not fit the heads of the parts.
+
+    The parts are those with ``*`` in a family file: a role, and a number of heads. Heads of queries
+    and keys have one width.
+    """
+    share, excess = divmod(length, len(parts))
+    divides = not excess and all(share % heads == 0 for _, heads in parts)
+    numbers_of_heads = {heads for role, heads in parts if role in ("q", "k")}
+    if divides and len(numbers_of_heads) < 2:
+        return
+    names = ", ".join(f"{role} ({counted(heads, 'head')})" for role, heads in parts)
+    width, remainder = divmod(length, sum(heads for _, heads in parts))
+    suggestion = "" if remainder else f": {width}, if all parts have the same"
+    raise CheckpointError(
+        f"{tensor}: equal shares ('*') of {length} outputs for {names} do not give heads of one "
+        f"width; in place of each '*', write the head width as a factor{suggestion}"
+    )
 
 
 def _divide(length: int, parts: int, tensor: str, what: str) -> int:

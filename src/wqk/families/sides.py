@@ -301,6 +301,11 @@ def projections_of(config: Config, rule: AttentionRule, match: Match) -> Project
 def _head_counts(config: Config, rule: AttentionRule, layer: int) -> _HeadCounts:
     """Return the numbers of heads of a layer, without pruned heads."""
     heads = config.optional_whole(rule.heads, layer)
+    if heads is None and not rule.heads:
+        raise CheckpointError(
+            "the family file names no key for 'heads', the number of query heads; name a key of "
+            "the configuration, or give the number with heads_per_layer=N"
+        )
     if heads is None:
         raise CheckpointError(
             f"config.json lacks {' or '.join(rule.heads)}, which the family file names as 'heads'; "
@@ -602,7 +607,7 @@ def _latent(config: Config, rule: AttentionRule, match: Match, heads: int) -> Pr
         if _bias_of(tensor) in tensors:
             raise CheckpointError(
                 f"{_bias_of(tensor)}: a bias after the latent is not read; expected none, or "
-                "biases of the projections to the latents; use another family (family=)"
+                "biases of the projections to the latents; use another family (family=NAME)"
             )
     rank = tensors[key].shape[1]
     content, position = _latent_widths(config, rule, tensors[key_down].shape[0], rank, key_down)
