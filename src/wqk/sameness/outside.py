@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from wqk.checkpoints import Part
@@ -23,6 +24,7 @@ from wqk.sameness.contents import LayerPrefixes, find_by_layer
 from wqk.sameness.positions import is_guessed
 from wqk.sameness.stored_tensors import StoredComparison, compare_stored, stray_entries
 from wqk.sameness.tensor_comparisons import ATTENTION, MIXER, OTHER, Outcome, TensorComparison
+from wqk.sameness.tensor_edits import ranges_in_words
 from wqk.sameness.tensor_names import layer_prefix
 from wqk.sameness.tensor_roles import names_in_forms, parts_outside_forms, roles
 from wqk.sameness.tolerances import MAJORITY
@@ -202,6 +204,11 @@ class _OutsideComparison:
                 unknown.append(f"rows of {name} outside the forms")
                 continue
             stored = compare_stored(self.checkpoints, (part, partner))
+            if stored.outcome is Outcome.DIFFERS and part.rows is not None:
+                numbers = [*chain.from_iterable(range(*rows) for rows in part.rows)]
+                rows = ranges_in_words(numbers)
+                reason = f"rows {rows} (neither queries nor keys): {stored.reason}"
+                stored = stored._replace(reason=reason)
             tensors.append(_of_attention(name, partner.name, stored))
         return tensors, unknown
 

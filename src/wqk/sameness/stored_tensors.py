@@ -171,7 +171,7 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
     infos = infos_of(checkpoints, parts)
     if equal_parts(checkpoints, parts):
         return StoredComparison(Outcome.EQUAL, "", 0.0)
-    comparison = _RunningComparison(infos, math.prod(parts[0].shape(infos[0].shape)))
+    comparison = _RunningComparison(infos, parts[0])
     for pieces in chunk_pairs(parts, infos):
         try:
             x, y = _read_pair(checkpoints, pieces)
@@ -184,10 +184,11 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
 class _RunningComparison:
     """Comparison of two arrays, x of the reference and y of the candidate, piece by piece."""
 
-    def __init__(self, infos: Sequence[TensorInfo], size: int) -> None:
+    def __init__(self, infos: Sequence[TensorInfo], reference_part: Part) -> None:
         types = [info.dtype for info in infos]
         self._infos = infos
-        self._size = size
+        self._part = reference_part
+        self._size = math.prod(reference_part.shape(infos[0].shape))
         self._is_plain = all(number_type in PLAIN for number_type in types)
         # The last place may differ, as after sums in another order; small sums may differ by the
         # rounding of float32.
@@ -296,10 +297,21 @@ class _RunningComparison:
             return f"relative distance {distance:.2g}"
         reason = f"{self._count_changed} of {self._size} entries differ"
         if mask is not None:
-            reason += f", the first in row {int(mask.any(axis=1).argmax())}"
+            reason += f", the first in row {self._row_of_tensor(int(mask.any(axis=1).argmax()))}"
         if self._largest_change:
             reason += f", by up to {100 * self._largest_change:.2g} %"
         return reason
+
+    def _row_of_tensor(self, row: int) -> int:
+        """Return the number in the whole tensor of a row of the reference's part."""
+        shape = self._infos[0].shape
+        if len(shape) > 2:  # the mask joins the other axes
+            return row
+        for start, stop in self._part.row_ranges(shape):
+            if row < stop - start:
+                return start + row
+            row -= stop - start
+        return row
 
 
 def _is_rounding_to(

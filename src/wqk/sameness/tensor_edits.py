@@ -6,12 +6,13 @@ exchanged axes, orders of the entries along one axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from wqk.sameness.axis_orders import Listed
+from wqk._console import few, spans
+from wqk.sameness.axis_orders import Listed, Stretches
 from wqk.sameness.edits import (
     Edit,
     ExchangeLastAxes,
@@ -21,6 +22,7 @@ from wqk.sameness.edits import (
     Scale,
     Take,
     Transpose,
+    Within,
 )
 from wqk.sameness.finders.vectors import order_of_entries
 from wqk.sameness.matching import permutation, same_numbers
@@ -83,6 +85,52 @@ def find_edit(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
         if order is not None:
             return _edit_of_order(order, axis, expected.ndim)
     return None
+
+
+def find_scaled_rows(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
+    """Return the edit of some rows or columns of a matrix that were scaled by one factor.
+
+    Examples
+    --------
+    >>> expected = np.arange(12.0).reshape(6, 2)
+    >>> actual = expected * np.array([1, 1, 1, -2, -2, 1])[:, None]
+    >>> find_scaled_rows(expected, actual).description
+    'rows 3-4 scaled by -2'
+    """
+    if expected.ndim != 2 or not np.isfinite(actual).all():
+        return None
+    for axis, noun in ((0, "row"), (1, "column")):
+        numbers = np.flatnonzero((expected != actual).any(axis=1 - axis))
+        if not 0 < len(numbers) < expected.shape[axis]:
+            continue
+        stretches = Stretches.of(numbers)
+        if not np.array_equal(stretches.indices, numbers):
+            continue
+        changed_expected, changed_actual = (
+            np.take(array, numbers, axis) for array in (expected, actual)
+        )
+        if not changed_expected.any():
+            continue
+        fit = fit_factor(changed_expected, changed_actual)
+        is_factor = abs(fit.factor - 1) > SAME_FACTOR
+        if not is_factor or not same_numbers(fit.factor * changed_expected, changed_actual):
+            continue
+        plural = "" if len(numbers) == 1 else "s"
+        description = f"{noun}{plural} {ranges_in_words(numbers)} scaled by {fit.factor:.4g}"
+        edit = Within(axis, stretches, Scale(fit.factor))
+        return TensorEdit(Kind.SCALED, description, edit, fit.facts())
+    return None
+
+
+def ranges_in_words(numbers: Sequence[int] | np.ndarray) -> str:
+    """Return the ranges of row numbers, or the first ranges and the number of further ranges.
+
+    Examples
+    --------
+    >>> ranges_in_words([0, 1, 4, 5, 8, 9, 12, 13])
+    '0-1, 4-5, 8-9 and 1 more'
+    """
+    return few(spans([*map(int, numbers)]).split(", "))
 
 
 def _find_arithmetic(expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:

@@ -35,7 +35,13 @@ from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import name_permutation
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
 from wqk.sameness.stored_tensors import compare_stored
-from wqk.sameness.tensor_edits import SIZES_WITHOUT_HEADS, TensorEdit, find_edit, is_transposed
+from wqk.sameness.tensor_edits import (
+    SIZES_WITHOUT_HEADS,
+    TensorEdit,
+    find_edit,
+    find_scaled_rows,
+    is_transposed,
+)
 from wqk.sameness.tensor_names import layer_prefix, title_in_block, title_in_layer
 from wqk.sameness.tolerances import (
     ALIKE,
@@ -207,7 +213,11 @@ class TensorSearch:
             expected, actual = self._both(name)
         except CheckpointError:
             return None
-        found_edit = find_edit(expected, actual) or self._initialized(expected, actual)
+        found_edit = (
+            find_edit(expected, actual)
+            or find_scaled_rows(expected, actual)
+            or self._initialized(expected, actual)
+        )
         if found_edit is None:
             return None
         steps = (Change((self._names[name],), found_edit.edit),)
