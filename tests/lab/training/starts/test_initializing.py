@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests import small
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 from tests.lab.training.starts.untrained import build_untrained
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import wqk
 from wqk.attention import Block
@@ -334,3 +336,30 @@ def test_what_cannot_be_set_is_refused():
     attention_of(model).key.weight.full_tensor = None  # as a DTensor has
     with pytest.raises(CheckpointError, match=r"key\.weight: is sharded over processes"):
         wqk.initialize_(model, "symmetric")
+
+
+@pytest.mark.parametrize(("kind", "sign"), [("symmetric", 1), ("indefinite", 1), ("skew", -1)])
+def test_rotary_scores_of_a_sequence_are_symmetric_and_forms_at_a_distance_are_not(
+    kind: str, sign: int
+) -> None:
+    """M(n)ᵀ = ± M(−n), as the page on initializations states."""
+    model = transformers.LlamaModel(
+        transformers.LlamaConfig(
+            **small.sizes(64, 1, 4, num_key_value_heads=4, intermediate_size=16, vocab_size=9)
+        )
+    )
+    wqk.initialize_(model, kind)
+    x = torch.randn(12, 64)
+    attention = model.layers[0].self_attn
+    cosine, sine = model.rotary_emb(x, torch.arange(12)[None])
+    query, key = (
+        projection(x).view(1, 12, 4, 16).transpose(1, 2)
+        for projection in (attention.q_proj, attention.k_proj)
+    )
+    query, key = apply_rotary_pos_emb(query, key, cosine, sine)
+    scores = (query @ key.mT)[0].detach()
+    torch.testing.assert_close(scores, sign * scores.mT)
+    table = wqk.scan(model, distances=(0, 8), heads=False).frame
+    at_zero, at_eight = table.sort("distance")["symmetry"]
+    assert at_zero == pytest.approx(sign)
+    assert 0.2 < sign * at_eight < 0.9
