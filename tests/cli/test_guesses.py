@@ -657,8 +657,9 @@ def test_text_files_are_lists_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(Path(ENCODER, "model.safetensors").read_bytes())
     message = run("scan", str(listing), exits=2).stderr
     assert f"wqk survey {listing} --out FOLDER scores them" in message
-    printed = run("survey", str(listing), "--dry-run").stdout
-    assert printed == f"{ENCODER}\n{DECODER}\n"
+    for width in (30, 200):  # a line for each, however long
+        printed = run("survey", str(listing), "--dry-run", width=width).stdout
+        assert printed == f"{ENCODER}\n{DECODER}\n"
 
 
 def test_a_measure_that_no_layer_has_is_explained() -> None:

@@ -171,7 +171,7 @@ def _list(
         }
         display.print_object(value)
         return
-    display.output().print(*titles, sep="\n", markup=False)
+    display.output().print(*titles, sep="\n", markup=False, soft_wrap=True)
     for checkpoint in plan.checkpoints:
         if checkpoint.problem:
             reason = checkpoint.problem.removeprefix(f"{checkpoint.title}: ")
