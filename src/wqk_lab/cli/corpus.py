@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import counted
 from wqk.cli.options import COUNT, PATH, REF, Number, json_output
-from wqk_lab.training.corpus.settings import CorpusOptions
+from wqk_lab.training.corpus.settings import ALPHABET, CorpusOptions
 from wqk_lab.training.declared import documented, options_of
 
 if TYPE_CHECKING:  # the help of all verbs imports this file
@@ -118,6 +119,21 @@ def held_out_warning(tokens: Mapping[str, int]) -> str:
     ).replace("%", " %", 1)
 
 
+def unknown_characters(store: TokenStore) -> str:
+    """Describe the characters of the text outside the alphabet; empty if there are none."""
+    unknown = store.about.get("unknown")
+    if not unknown:
+        return ""
+    tokens = sum(split.tokens for split in store.splits.values())
+    distinct = counted(unknown["distinct_characters"], "distinct character")
+    percent = 100 * unknown["tokens"] / tokens
+    # The alphabet is learned from the training text.
+    most = store.about["options"].get("characters") or ALPHABET
+    is_full = store.vocabulary_size - len(store.special) >= most
+    reason = "--characters N keeps more" if is_full else "they occur in the held-out text alone"
+    return f"unknown: {distinct} outside the alphabet, {percent:.2g} % of the tokens; {reason}"
+
+
 def _print(store: TokenStore, as_json: bool) -> None:
     from wqk.cli import display
 
@@ -133,6 +149,8 @@ def _print(store: TokenStore, as_json: bool) -> None:
             f"  {name.replace('_', ' '):9}{split.documents:>10,} documents {split.tokens:>14,} "
             f"tokens {split.characters:>14,} characters"
         )
+    if sentence := unknown_characters(store):
+        click.echo(f"  {sentence}")
     click.echo(f"  fingerprint {store.fingerprint[:16]}")
     if warning := held_out_warning({name: split.tokens for name, split in store.splits.items()}):
         display.say(warning)

@@ -143,7 +143,11 @@ def build_corpus(
         held_out = _held_out(work, options)
         tokenizer = _make_tokenizer(work, options, held_out, jobs != 1, tell)
         encoder = Encoder(tokenizer, options.unit)
-        _tokenize(work, encoder, jobs or usable_cores(), tell)
+        unknown = _tokenize(work, encoder, jobs or usable_cores(), tell)
+        about = {"sources": read, "options": options.about(), "wqk": __version__}
+        if unknown and encoder.unknown_characters:
+            distinct = len(encoder.unknown_characters)
+            about["unknown"] = {"tokens": unknown, "distinct_characters": distinct}
         tell(CorpusProgress("writing"))
         return write_store(
             target,
@@ -152,7 +156,7 @@ def build_corpus(
             vocabulary_size=encoder.vocabulary_size,
             special=encoder.special,
             tokenizer=tokenizer.encode(),
-            about={"sources": read, "options": options.about(), "wqk": __version__},
+            about=about,
         )
 
 
@@ -273,13 +277,15 @@ def _make_tokenizer(
     return read_words(Path(vocabulary), lower)
 
 
-def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
-    """Tokenize all shards."""
+def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> int:
+    """Tokenize all shards; return the number of unknown tokens."""
+    unknown_id = encoder.special.get("unknown")
+    unknown = 0
     progress = CorpusProgress("tokenizing")
     tell(progress)
     shards = _documents(work)
 
-    def tokenize(shard: Path) -> tuple[int, int, int]:
+    def tokenize(shard: Path) -> tuple[int, tuple[int, int, int]]:
         texts = _load(shard, "text")["text"].to_list()
         chunk = encoder(texts)
         ends = np.cumsum(chunk.lengths)
@@ -287,13 +293,16 @@ def _tokenize(work: Path, encoder: Encoder, jobs: int, tell: Tell) -> None:
         schema = {"tokens": pl.List(pl.UInt32)}
         frame = pl.DataFrame({"tokens": tokens_of_texts}, schema=schema)
         _save(shard.with_suffix(".tokens"), frame)
-        return len(texts), chunk.characters, len(chunk.tokens)
+        unknown_of_shard = int((chunk.tokens == unknown_id).sum()) if unknown_id is not None else 0
+        return unknown_of_shard, (len(texts), chunk.characters, len(chunk.tokens))
 
     # Threads suffice: the library releases the interpreter's lock while it works.
     with library_threads(False), ThreadPoolExecutor(jobs) as pool:
-        for number, counts in enumerate(pool.map(tokenize, shards), 1):
+        for number, (unknown_of_shard, counts) in enumerate(pool.map(tokenize, shards), 1):
+            unknown += unknown_of_shard
             progress = replace(progress.plus(*counts), share=number / len(shards))
             tell(progress)
+    return unknown
 
 
 def _chunks(work: Path, is_held_out: bool, held_out: int) -> Iterator[TokenChunk]:

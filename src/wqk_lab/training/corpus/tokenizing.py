@@ -160,8 +160,13 @@ class Encoder:
         self.special, self.vocabulary_size = special_ids(tokenizer)
         end = [self.special["separator"]] if "separator" in self.special else []
         self._end = np.array(end, np.uint32)
-        encode = _character_encoder if unit == "characters" else _library_encoder
-        self._encode: Encode = encode(tokenizer)
+        #: Characters outside the alphabet that were met so far; empty for other units.
+        self.unknown_characters: set[str] = set()
+        self._encode: Encode
+        if unit == "characters":
+            self._encode = _character_encoder(tokenizer, self.unknown_characters)
+        else:
+            self._encode = _library_encoder(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> TokenChunk:
         """Return the tokens of each text, each text followed by the separator, if any."""
@@ -171,10 +176,12 @@ class Encoder:
         return TokenChunk(tokens, lengths, sum(map(len, texts)))
 
 
-def _character_encoder(tokenizer: str) -> Encode:
+def _character_encoder(tokenizer: str, unknown_characters: set[str]) -> Encode:
+    """Return the encoder of an alphabet; it adds other characters to ``unknown_characters``."""
     content = json.loads(tokenizer)
     names = content["model"]["vocab"]
-    table = np.full(0x110000, names["[UNK]"], np.uint32)
+    unknown = names["[UNK]"]
+    table = np.full(0x110000, unknown, np.uint32)
     for name, number in names.items():
         if len(name) == 1:
             table[ord(name)] = number
@@ -183,7 +190,10 @@ def _character_encoder(tokenizer: str) -> Encode:
     def encode(texts: Sequence[str]) -> Iterator[NDArray[np.uint32]]:
         for text in texts:
             shown = text if normalizer is None else normalizer.normalize_str(text)
-            yield table[_code_points(shown)]
+            points = _code_points(shown)
+            ids = table[points]
+            unknown_characters.update(map(chr, np.unique(points[ids == unknown])))
+            yield ids
 
     return encode
 

@@ -30,6 +30,24 @@ def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: 
     assert "wqk lab train --corpus" in result.stderr
 
 
+def test_unknown_characters_are_counted(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("aaab aaab\n\nabcé éabb\n\nbbaa bbaa\n\naab baab\n")
+    line = (text, "--text", "characters", "--document", "paragraph", "--held-out", 1)
+    done = run(*line, "-o", tmp_path / "few", "--characters", 3, "--jobs", 2)
+    store = TokenStore.open(tmp_path / "few")
+    tokens = sum(split.tokens for split in store.splits.values())
+    assert store.about["unknown"] == {"tokens": 3, "distinct_characters": 2}
+    share = f"{300 / tokens:.2g} % of the tokens"
+    assert f"unknown: 2 distinct characters outside the alphabet, {share}" in done.stdout
+    assert done.stdout.count("--characters N keeps more") == 1
+    done = run(*line, "-o", tmp_path / "learned")
+    assert "they occur in the held-out text alone" in done.stdout
+    done = run(*line[:-1], 0, "-o", tmp_path / "all")
+    assert "outside the alphabet" not in done.stdout
+    assert "unknown" not in TokenStore.open(tmp_path / "all").about
+
+
 def test_json_is_the_whole_header(text_file: Path, tmp_path: Path) -> None:
     result = run(text_file, "-o", tmp_path / "store", "--vocabulary", 300, "--json")
     header = json.loads(result.stdout)
