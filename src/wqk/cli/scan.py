@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,13 +173,8 @@ def scan(
       wqk scan ./run --json | jq '.summary[].symmetry_median'
       wqk scan ./my-model --heads --ceiling --fail-if 'score_ceiling > 1000'
     """
-    from wqk._style import check_picture, save_figure
-    from wqk.checkpoints import steps_of
     from wqk.cli import display
-    from wqk.reporting import check_report, write_report
     from wqk.scanning.scan import scan as scan_checkpoint
-    from wqk.scanning.surveys.planning import with_lists
-    from wqk.tables.details import check_details_output
     from wqk.tables.rendering import (
         heading_definitions,
         measured,
@@ -189,7 +184,7 @@ def scan(
         reason_not_sorted,
         scores,
     )
-    from wqk.tables.score_table import check_table_output, join
+    from wqk.tables.score_table import join
 
     heads = heads or head_numbers is not None
     ending = display.require_one_output(as_csv, out, as_json)
@@ -197,27 +192,15 @@ def scan(
         raise click.UsageError("--columns chooses columns of CSV; add --csv")
     if display.is_standard_output(out):
         out = None
-    for path, check in (
-        (out, check_table_output),
-        (picture, check_picture),
-        (details, check_details_output),
-        (report, check_report),
-    ):
-        if path:
-            check(path)
+    files = _Files(out=out, picture=picture, details=details, report=report)
+    files.check()
     measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
     opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
     chosen: list[ScoreTable] = []
     last_tables: dict[tuple[str, str | None], ScoreTable] = {}
-    jobs: list[tuple[str, str, str | None]] = []
-    for ref in refs:
-        if ref.startswith("@") or with_lists([ref]) != [ref]:
-            raise click.UsageError(
-                f"{ref} is a list of checkpoints; wqk survey {ref} --out FOLDER scores them"
-            )
-        jobs += product([ref], steps_of(ref), revisions or [None])
+    jobs = _jobs(refs, revisions)
     for ref, step, revision in jobs:
         try:
             with display.bar(step, display.scan_progress) as on_progress:
@@ -274,23 +257,105 @@ def scan(
             console.print(*heading_definitions(joined), sep="\n")
         _print_way_to_rows(joined)
         _print_placements([*last_tables.values()], named=True)
-    if out:
-        rows.write(out)
-        display.say(f"{out}: {counted(len(rows), 'row')}")
-    if picture:
-        save_figure(joined.plot("heads" if heads and len(jobs) == 1 else None), picture)
-        display.say_picture(picture, joined, [out] if out else [])
-    if details and joined.details:
-        joined.details.write(details)
-        display.say(f"{details}: {counted(len(joined.details.blocks), 'layer')}")
-    if report:
-        write_report(tables, report)
-        display.say(f"report: {report}")
+    files.write(tables, joined, rows, by_head=heads and len(jobs) == 1)
     status = 0 if fail_if is None else _status_of_condition(chosen, fail_if)
     if failures := len(jobs) - len(tables):
         tell(f"{failures} of {len(jobs)} checkpoints failed")
         status = 2
     context.exit(status)
+
+
+def _jobs(refs: Sequence[str], revisions: Sequence[str]) -> list[tuple[str, str, str | None]]:
+    """Return the ref, the checkpoint and the revision of each scan; a run has several checkpoints.
+
+    Raises
+    ------
+    UsageError
+        A ref is a list of checkpoints.
+    """
+    from wqk.checkpoints import steps_of
+    from wqk.scanning.surveys.planning import with_lists
+
+    jobs: list[tuple[str, str, str | None]] = []
+    revisions_of_each: Sequence[str | None] = revisions or [None]
+    for ref in refs:
+        if ref.startswith("@") or with_lists([ref]) != [ref]:
+            raise click.UsageError(
+                f"{ref} is a list of checkpoints; wqk survey {ref} --out FOLDER scores them"
+            )
+        jobs += product([ref], steps_of(ref), revisions_of_each)
+    return jobs
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files that a scan writes; None for files that were not requested.
+
+    Attributes
+    ----------
+    out
+        The table.
+    picture
+        The picture of the table.
+    details
+        The arrays for pictures of forms.
+    report
+        The HTML report.
+    """
+
+    out: Path | None
+    picture: Path | None
+    details: Path | None
+    report: Path | None
+
+    def check(self) -> None:
+        """Raise `OutputError` if a file cannot be written, before anything is read."""
+        from wqk._style import check_picture
+        from wqk.reporting import check_report
+        from wqk.tables.details import check_details_output
+        from wqk.tables.score_table import check_table_output
+
+        for path, check in (
+            (self.out, check_table_output),
+            (self.picture, check_picture),
+            (self.details, check_details_output),
+            (self.report, check_report),
+        ):
+            if path:
+                check(path)
+
+    def write(
+        self, tables: Sequence[ScoreTable], joined: ScoreTable, rows: ScoreTable, *, by_head: bool
+    ) -> None:
+        """Write the files, and print a line for each.
+
+        Parameters
+        ----------
+        tables
+            All rows, a table for each checkpoint, for the report.
+        joined
+            The chosen rows, for the picture and the details.
+        rows
+            The printed rows, for the table.
+        by_head
+            Whether the picture is a map of heads.
+        """
+        from wqk._style import save_figure
+        from wqk.cli import display
+        from wqk.reporting import write_report
+
+        if self.out:
+            rows.write(self.out)
+            display.say(f"{self.out}: {counted(len(rows), 'row')}")
+        if self.picture:
+            save_figure(joined.plot("heads" if by_head else None), self.picture)
+            display.say_picture(self.picture, joined, [self.out] if self.out else [])
+        if self.details and joined.details:
+            joined.details.write(self.details)
+            display.say(f"{self.details}: {counted(len(joined.details.blocks), 'layer')}")
+        if self.report:
+            write_report(tables, self.report)
+            display.say(f"report: {self.report}")
 
 
 def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | None) -> ScoreTable:
