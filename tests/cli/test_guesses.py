@@ -370,6 +370,11 @@ def test_rows_of_a_scan_are_chosen() -> None:
     assert "no head 9; heads are numbered from 0 to 3" in message
     message = run("scan", ENCODER, "--where", "symetry > 0", exits=2).stderr
     assert "no column 'symetry'; did you mean 'symmetry'?" in message
+    for option in ("--where", "--fail-if"):
+        message = run("scan", ENCODER, option, "score_ceiling > 1", exits=2).stderr
+        assert "no column 'score_ceiling'; wqk scan --ceiling adds it" in message
+    message = run("scan", ENCODER, "--sort", "score_ceiling", exits=2).stderr
+    assert "no column 'score_ceiling'; wqk scan --ceiling adds it" in message
     assert "no row has the condition" in run(*line[:3], "symmetry > 1").stdout
     assert json.loads(run(*line[:3], "symmetry > 1", "--json").stdout)["rows"] == []
 

@@ -392,3 +392,17 @@ def measure_metadata(plans: Sequence[AttentionPlan], measures: Sequence[Measure]
         if reasons:
             metadata[f"no_{measure.name}"] = reasons
     return metadata
+
+
+def advice_on_measure(name: str) -> str:
+    """Return the end of a message about a column that a scan adds on request; else nothing.
+
+    Examples
+    --------
+    >>> advice_on_measure("score_ceiling"), advice_on_measure("symmetry")
+    ('; wqk scan --ceiling adds it, in Python measures=["ceiling"]', '')
+    """
+    for measure in MEASURES:
+        if measure.help and any(column.name == name for column in measure.columns):
+            return f'; wqk scan --{measure.name} adds it, in Python measures=["{measure.name}"]'
+    return ""

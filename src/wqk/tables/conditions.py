@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from wqk.errors import TableError, did_you_mean, first_line
+from wqk.tables.columns import advice_on_measure
 
 EXAMPLE = "symmetry > 0.5 and layer < 4"
 # Text in quotation marks.
@@ -80,5 +81,9 @@ def _value(text: str) -> str:
 def _require_column(name: str, names: Sequence[str], text: str) -> None:
     """Raise `TableError` if no column has the name."""
     if name not in names:
-        advice = did_you_mean(name, names) or "; a value follows its column: status == 'ok'"
+        advice = (
+            advice_on_measure(name)
+            or did_you_mean(name, names)
+            or "; a value follows its column: status == 'ok'"
+        )
         raise TableError(f"{text}: the table has no column {name!r}{advice}")

@@ -33,7 +33,7 @@ from wqk._style import (
 from wqk.errors import TableError, did_you_mean, shortened
 from wqk.tables import sheet
 from wqk.tables.changes import sentences
-from wqk.tables.columns import COLUMNS, MEASURES, Column
+from wqk.tables.columns import COLUMNS, MEASURES, Column, advice_on_measure
 from wqk.tables.schema import FURTHER_COLUMNS, SUMMARIZED, conditions, status_counts, statuses
 from wqk.tables.sheet import NEGATIVE, POSITIVE, Bar, Cell, Sheet
 
@@ -626,7 +626,11 @@ def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
     if name not in frame.columns:
         # Scores are the usual columns for sorting.
         scores = [column for column, kind in frame.schema.items() if kind.is_float()]
-        advice = did_you_mean(name, frame.columns) or f"; scores are {', '.join(scores)}"
+        advice = (
+            advice_on_measure(name)
+            or did_you_mean(name, frame.columns)
+            or f"; scores are {', '.join(scores)}"
+        )
         raise TableError(f"no column {name!r}{advice}")
     key = pl.col(name)
     if frame[name].dtype.is_float():
