@@ -335,7 +335,7 @@ def verify(
 
     If the family is guessed, positions and scale are unknown: unless positions are absent and the
     scale is the usual scale, only the products of queries and keys are compared. After a guess
-    about a module in memory is confirmed, ``clip_``, ``initialize_`` and all functions that need a
+    about a module in memory is confirmed, clipping, initialization and all functions that need a
     known family accept the module; if the number of heads was set, pass the opened model. Scores
     keep the status ``guessed``, because values and outputs were not compared.
 
