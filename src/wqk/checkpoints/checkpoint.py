@@ -183,7 +183,7 @@ def plain_name(name: str) -> str:
 
 
 def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
-    """Return the names by plain name; names with equal plain names are their own keys.
+    """Return the names by plain name; if two plain names are equal, by the names themselves.
 
     Examples
     --------

@@ -27,8 +27,8 @@ def lens_configuration(
 ) -> Mapping[str, Any]:
     """Complete a `HookedTransformerConfig` with the keys that families need.
 
-    Only a configuration sets the scale, the mask and the positions of the score; without a
-    configuration, they are inferred from tensors.
+    Only a configuration sets the scale, the mask and the positions of the score. Without a
+    configuration, only the kind of norm is inferred from tensors, and the family is a guess.
     """
     if "d_head" not in config:
         has_bias = any(name.endswith("ln1.bias") for name in tensors)
@@ -476,7 +476,7 @@ def _nanochat(opened: Opened) -> dict[str, Any]:
         short = code.short_window(length) if length else True
         tiled = [pattern[layer % len(pattern)] for layer in range(min(layers, 10**4) - 1)]
         windows = [short if letter in "Ss" else None for letter in tiled]
-        added["windows"] = [*windows, None]  # the last layer has no norm
+        added["windows"] = [*windows, None]  # the last layer has no window
     return added
 
 

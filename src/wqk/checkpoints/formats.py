@@ -286,7 +286,7 @@ def _describes_model(path: str) -> bool:
 
 
 def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return a file; with its other parts, if the name is ``…-00001-of-00003…``.
+    """Return a file, and its other parts if the name is ``…-00001-of-00003…``.
 
     Examples
     --------

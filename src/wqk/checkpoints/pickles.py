@@ -49,7 +49,7 @@ class DataUnpickler(pickle._Unpickler):
     records if they are `INERT`. The storages of tensors are added to ``storages`` by key.
     """
 
-    # Parts of the unpickler without types.
+    # Attributes that the type stubs of the unpickler lack.
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]

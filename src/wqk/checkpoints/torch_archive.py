@@ -90,7 +90,7 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
 
 
 def _has_tensors(content: Any, depth: int = 2) -> bool:
-    """Return whether a dictionary contains tensors, or does so in usual nested dictionaries."""
+    """Return whether a dictionary has tensors, at most ``depth`` usual nested dictionaries deep."""
     if not isinstance(content, dict):
         return False
     if any(isinstance(value, StoredTensor) for value in content.values()):

@@ -5,9 +5,9 @@ virtual form from the input of W to the output of R. The composition score is th
 product relative to the largest possible norm, ‖W R‖ / (‖W‖ ‖R‖) (Elhage et al. 2021, "A
 Mathematical Framework for Transformer Circuits").
 
-The score depends on one end of each form: M = A Bᵀ acts on the stream with A, and B can be replaced
-by the small triangle of its QR decomposition. With w and r for the ends of the two forms, both (D,
-R) and of norm 1, the squared score is ‖wᵀ r‖², computed from an R × R core.
+The score depends only on one end of each form: M = A Bᵀ acts on the stream with A, and B can be
+replaced by the small triangle of its QR decomposition. With w and r for the ends of the two forms,
+both (D, R) and of norm 1, the squared score is ‖wᵀ r‖², computed from an R × R core.
 
 **Chance.** Let a random rotation U of the stream act between the two forms. Then ‖wᵀ U r‖² has a
 mean and a variance in closed form: with P = w wᵀ and S = r rᵀ, and P₀ and S₀ for their traceless

@@ -634,7 +634,7 @@ class BilinearForm(Advising, synonyms=FORM_SYNONYMS, calls={**ARRAY_CALLS, **MET
 
     @staticmethod
     def number(score: Array) -> Scores:
-        """Return the score of a single NumPy form as a number, other scores unchanged."""
+        """Return the score of a single NumPy form as a number; return other scores unchanged."""
         is_single = isinstance(score, np.ndarray | np.generic) and not score.ndim
         shown: Scores = float(score) if is_single else score
         return shown

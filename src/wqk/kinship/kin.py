@@ -1,7 +1,7 @@
 """Test of kinship by descent or initialization, from the queries and keys of two models.
 
 Tests of the weights decide. Coordinates of the residual stream may agree for another reason, such
-as common embeddings in training. Therefore, if coordinates agree, embeddings are also compared.
+as training on the same embeddings. Therefore, if coordinates agree, embeddings are also compared.
 """
 
 from __future__ import annotations
@@ -737,8 +737,8 @@ def _kind(
 
 def _likenesses(reference: FingerprintedModel, candidate: FingerprintedModel) -> Iterator[Likeness]:
     """Yield similarities of tensors that may explain shared coordinates."""
-    # Without what all rows of embeddings share, such as outlying coordinates, and without the mean
-    # of gains, which is near 1.
+    # Means are subtracted: all rows of embeddings have outlying coordinates in common, and the mean
+    # of gains is near 1.
     for name, read, axis in (("token embeddings", _embeddings, 0), ("gains of norms", _gains, 1)):
         reference_values, candidate_values = read(reference), read(candidate)
         if reference_values is None or candidate_values is None:

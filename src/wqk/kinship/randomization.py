@@ -304,7 +304,7 @@ def _positions(values: Sequence[Any], value: Any) -> list[int]:
 def _reordered(
     prepared_layers: PreparedLayers, entries: np.ndarray, orders: np.ndarray
 ) -> tuple[np.ndarray, int, float]:
-    """Return the agreement in each order, the best layer, and a copy's agreement.
+    """Return the best agreement in each order, the best layer, and a copy's agreement.
 
     ``entries`` of the candidate's layer are matrices; their rows and columns are permuted by the
     ``orders``. The first order is the actual order.

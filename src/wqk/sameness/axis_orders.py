@@ -234,7 +234,7 @@ class RotatedPart:
         return table.ravel()
 
     def code(self, name: str, axis: int) -> str:
-        inner, last = axis + 1, axis + 2  # the axis within a head, before and after the split
+        inner, last = axis + 1, axis + 2  # the axis within a head, and the axis that its split adds
         before = ":, " * inner
         part = f"heads[{before}:{math.prod(self.shape)}]"
         exchange = f"unflatten({inner}, {self.shape}).transpose({inner}, {last})"

@@ -180,7 +180,7 @@ def _absent_head_counts(checkpoints: Sequence[Checkpoint], pair: PlanPair) -> It
     """Yield numbers of heads, and head widths, that only one configuration contains.
 
     In this package, the shapes of the weights determine these numbers; other programs may use a
-    default. If every program uses the right default, the absent number is no difference. A file
+    default. If the number is the default of every program, its absence is no difference. A file
     without any configuration lacks no setting.
     """
     reference, candidate = pair

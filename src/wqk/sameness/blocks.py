@@ -201,7 +201,7 @@ class Distances(NamedTuple):
 
     @property
     def allowed(self) -> float:
-        """Tolerance of the largest distance; if any exceeds its tolerance, of the worst one."""
+        """Tolerance of the largest distance, or of the distance that exceeds its tolerance most."""
         ranked = self.relative if self.agree else self.shares
         return float(self.tolerance.flat[ranked.argmax()])
 

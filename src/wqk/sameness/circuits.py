@@ -111,7 +111,7 @@ def _counts_key_bias(pair: PlanPair) -> list[bool]:
     counts = [plan.key_bias_counts or "key" in plan.position_uses for plan in pair]
     if not any(plan.rotation_unknown for plan in pair):
         return counts
-    # If one rotation is unknown, both blocks are read with the known rotation.
+    # If one rotation is unknown, the block with the known rotation decides for both.
     counts_if_known = [
         count for plan, count in zip(pair, counts, strict=True) if not plan.rotation_unknown
     ]

@@ -227,7 +227,7 @@ class _DifferingBlock:
     def _needed(
         self, causes: Sequence[Mismatch], differences: Mapping[str, CircuitDifference]
     ) -> list[Mismatch]:
-        """Return the necessary causes: without any of them, circuits differ by more.
+        """Return the needed causes: if a needed cause is left out, circuits differ by more.
 
         ``differences`` are the differences that remain after the repairs of all causes.
         """

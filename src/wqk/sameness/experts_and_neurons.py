@@ -258,7 +258,7 @@ def _renumbered_name(match: re.Match[str], order: np.ndarray) -> str:
 
 
 def _module_of_neurons(name: str) -> str:
-    """Return the feed-forward module of a tensor, or else its layer; empty without both."""
+    """Return the feed-forward module of a tensor, or else its layer; empty if it has neither."""
     if FEED_FORWARD.search(name):
         return re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
     layer = re.match(r".*?\.\d+(?=\.)", name)

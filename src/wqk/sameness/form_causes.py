@@ -232,7 +232,7 @@ def _scores_of_probes(query: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def comparable(reference: Scoring, candidate: Scoring) -> bool:
-    """Return whether two circuits have equal numbers of heads and equal widths of inputs."""
+    """Return whether two circuits have equal numbers of query heads, and equal widths."""
     if reference.query.weight.shape != candidate.query.weight.shape:
         return False
     return reference.key.weight.shape[1:] == candidate.key.weight.shape[1:]

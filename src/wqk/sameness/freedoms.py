@@ -64,7 +64,7 @@ def in_candidates_terms(
 def any_order_of_heads(models: Sequence[Model], pairs: Sequence[PlanPair]) -> set[int]:
     """Return the blocks whose heads may be in any order: circuits describe heads completely.
 
-    Positions that are added to scores, sinks and gates belong to the number of a head, and fix the
+    Positions that are added to scores, sinks and gates apply to a head by its number, and fix the
     order.
     """
     bound = set[int]()

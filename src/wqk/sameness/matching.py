@@ -222,7 +222,7 @@ def permutation(
     ----------
     expected, actual
         Two arrays of rows, (n, D).
-    alike
+    least_cosine
         The least cosine of equal rows.
     sketches
         The sketches of both arrays, if already computed.

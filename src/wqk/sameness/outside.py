@@ -234,7 +234,7 @@ class _OutsideComparison:
                 yield _of_attention(name, self.names[name], differing[name])
 
     def _is_stored_alike(self, name: str) -> bool:
-        """Return whether both models store plain numbers of one shape under one name."""
+        """Return whether both models store plain numbers of one shape under corresponding names."""
         infos = [
             self.checkpoints[0].info(name),
             self.checkpoints[1].tensors().get(self.names.get(name, "")),

@@ -339,7 +339,7 @@ def _single_in_words(reorder: Reorder, heads: int, sizes: Sizes) -> str:
             f"rotary order: rows lie as if there were {reorder.heads} heads of width "
             f"{reorder.width}, not {heads} of {sizes.width}"
         )
-    # A conversion is missing, or was made twice.
+    # A conversion is missing, or one conversion too many was made.
     if sizes.order in (reorder.kind, ""):
         return f"rotary order: stored {OPPOSITE_ORDERS[reorder.kind]}, read as {reorder.kind}"
     return f"rotary order: converted to {sizes.order} once too often"
@@ -419,7 +419,7 @@ def _name_as_axes(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 
 
 def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
-    """Name an order with equal stretches of rows; None for other orders."""
+    """Name an order that is the same in every stretch of rows; None for other orders."""
     count = len(rows)
     share = sizes.heads // sizes.groups
     periods = {sizes.width, 3 * sizes.width, (share + 2) * sizes.width, 2, 4, 8, 16, 32, 64, 128}

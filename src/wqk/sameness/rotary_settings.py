@@ -328,7 +328,10 @@ def _respelled_by_kind(
     kind: str,
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[Setting]]:
-    """Return a configuration with new ``rope_parameters`` of all layers or one kind."""
+    """Return a configuration with new ``rope_parameters``, and the steps to it; see `_respelled`.
+
+    With ``kind``, only the parameters of this kind of layers are new.
+    """
     value: dict[str, Any] = {"rope_type": "default", **settings}
     path: tuple[str, ...] = ("rope_parameters",)
     previous: Mapping[str, Any] = parameters

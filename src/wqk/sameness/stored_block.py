@@ -278,7 +278,7 @@ class StoredBlock:
 
 
 def added_biases(plans: PlanPair) -> Iterator[str]:
-    """Yield the names of the biases that only the reference's block has, in the candidate."""
+    """Yield the candidate's names for the biases that only the reference's block has."""
     for name in SIDES:
         reference, candidate = (getattr(plan, name) for plan in plans)
         if reference is None or candidate is None:

@@ -1,4 +1,4 @@
-"""The reference in the candidate's coordinates of the residual stream, with gains moved as there.
+"""The reference with the candidate's coordinates of the residual stream, and the candidate's gains.
 
 The stream may be rotated (QuaRot, SpinQuant): one orthogonal matrix Q makes every vector x of the
 stream x Q. Embeddings and the outputs of every module rotate with it, and weights W that read the

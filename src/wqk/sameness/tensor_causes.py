@@ -255,7 +255,7 @@ def _shown_by_numbers(tensors: Sequence[TensorComparison]) -> Iterator[TensorFin
 
 
 def _exchanged_gates(tensors: Sequence[TensorComparison]) -> Iterator[TensorFinding]:
-    """Find gates stored under the name of up projections of another format, and the reverse."""
+    """Find gates stored under another format's name for up projections, and the reverse."""
     reason = "gate and up projections have changed places"
     for tensor in tensors:
         if tensor.outcome is not Outcome.FOUND or not tensor.name:

@@ -184,7 +184,7 @@ class TensorSearch:
         yield TensorFinding(kind, reason, tuple(source_of), (step,))
 
     def missing(self, names: Iterable[str]) -> Iterator[TensorFinding]:
-        """Find the right names for tensors that the candidate lacks."""
+        """Find tensors that the candidate lacks, and the names that they should have there."""
         for name in names:
             stored = self._name_of_missing(name)
             if stored is not None and stored not in self._candidate.tensors():

@@ -86,7 +86,7 @@ def title_in_block(name: str) -> str:
 
 
 def title_in_layer(name: str) -> str:
-    """Return the short title of a tensor: the name without the layer.
+    """Return the title of any tensor: the end of its name, without numbers and ``weight``.
 
     Examples
     --------

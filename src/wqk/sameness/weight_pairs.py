@@ -314,7 +314,7 @@ class WeightPair:
 
     @cached_property
     def row_order(self) -> np.ndarray | None:
-        """Order of the actual rows that makes the expected rows; None if absent or in place."""
+        """Order of the actual rows that makes the expected rows; None if absent or all in place."""
         if self.rows_in_place:
             return None
         sample = sketch(self.expected[screening_sample(self.expected)])

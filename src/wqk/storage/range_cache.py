@@ -127,7 +127,7 @@ class RangeCache:
             return True
 
     def _remove_oldest(self, size: int) -> int:
-        """Remove least recently used ranges until ``size`` fits; return the bytes left."""
+        """Remove least recently used ranges until ``size`` fits; return the bytes still in use."""
         entries: list[tuple[float, int, Path]] = []
         for path in (self.folder / "ranges").glob("*/*"):
             with contextlib.suppress(OSError):

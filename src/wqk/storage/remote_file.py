@@ -42,7 +42,7 @@ class ByteSpan(NamedTuple):
 
     start: int
     stop: int
-    coming: Future[bytearray | None] | None  # the bytes; None if cached
+    coming: Future[bytearray | None] | None  # None, or a result of None, for cached bytes
 
     @property
     def outcome(self) -> bytearray | BaseException | None:
@@ -249,7 +249,7 @@ class RemoteFile:
             raise CheckpointError("was replaced during the read; scan it again")
 
     async def _check_witnesses(self, start: int, answer: Answer) -> None:
-        """Read some earlier bytes again if no tag or date can show a change."""
+        """Read some earlier bytes again if no hash, tag or date can show a change."""
         if self._content is not None or self.tag is not None or self._modified:
             return
         for first, witness in self._witnesses:

@@ -137,7 +137,7 @@ def scaled(
     scales, zeros
         One number for each row and group, (rows, G); without zeros, nothing is subtracted.
     group_of
-        Group of each column, (I,). By default, groups are neighboring columns of equal number.
+        Group of each column, (I,). By default, neighboring columns in groups of equal size.
 
     Raises
     ------

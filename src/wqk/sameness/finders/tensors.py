@@ -213,7 +213,7 @@ def _has_own_rows(pair: WeightPair) -> bool:
 
 
 def _rows_of_all(weights: Sequence[WeightPair]) -> np.ndarray | None:
-    """Return the order of the joined rows of several weights; None if the rows are in order.
+    """Return the order of the joined rows of several weights; None if missing or in order.
 
     The result contains, for each expected row, the number of the actual row in the joined weights.
     """

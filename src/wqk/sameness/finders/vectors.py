@@ -94,7 +94,7 @@ def _reorders_of(pair: WeightPair) -> tuple[Reorder, ...]:
 
 
 def order_of_entries(expected: np.ndarray, actual: np.ndarray) -> np.ndarray | None:
-    """Return the order of a vector's entries that makes the expected vector; None if ambiguous.
+    """Return the only order of a vector's entries that makes the expected vector; else None.
 
     Examples
     --------
