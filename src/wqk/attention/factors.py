@@ -54,7 +54,7 @@ class Factor:
     latent, latent_bias
         Projection to the normalized latent, and bias, for latent attention.
     outer
-        Projection from the latent to the heads; None for a replaced weight.
+        Projection from the latent to the heads; None without a latent, or for a replaced weight.
     """
 
     side: Side

@@ -117,7 +117,7 @@ def ceilings(block: BlockWeights, distances: Sequence[int] = (0,)) -> Ceilings |
 
 
 def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
-    """Return the sides with input norms; the norms of position dimensions too."""
+    """Return the sides with input norms; position dimensions get those of queries and keys."""
     norms = [plan.query.input_norm, plan.key.input_norm] * 2
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
@@ -177,7 +177,7 @@ def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " 
 def _by_distance(
     block: BlockWeights, bound: np.ndarray, distances: Sequence[int]
 ) -> dict[int, np.ndarray]:
-    """Return, by distance, the smaller of the general bound and the bound of the form."""
+    """Return, by distance, the smaller of the general bound and the form's bound there."""
     plan = block.plan
     factors = (block.query, block.key)
     is_linear = all(

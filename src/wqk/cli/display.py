@@ -292,7 +292,7 @@ def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
 
 
 def from_top(lines: Iterable[Any]) -> Iterator[Any]:
-    """Yield lines without empty lines at the beginning.
+    """Yield lines without the empty line before the first.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Limits of the process, checked before importing libraries, because some are too small.
+"""Limits of the process that are too small for any verb, found before a library is imported.
 
-At the start of the process, libraries do not raise an error if address space or file descriptors
-run out. OpenBLAS ends the process with status 1, the status of a negative result of `same`; polars
-aborts the process. Both libraries allocate memory for each core.
+While libraries start, they do not raise an error if address space or file descriptors run out.
+OpenBLAS ends the process with status 1, the status of a negative result of `same`; polars aborts
+the process. Both libraries allocate memory for each core.
 """
 
 from __future__ import annotations

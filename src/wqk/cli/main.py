@@ -83,7 +83,7 @@ def wrong_variable(names: Iterable[str] = ENVIRONMENT) -> str | None:
 
 
 class Verbs(Mapping[str, click.Command]):
-    """Verbs by name; verb modules, and ``verbs``, are imported on first use.
+    """Verbs by name, each in a module of its name or in ``verbs``, imported on first use.
 
     ``packages``, called on first use, returns the sections of each package's verbs, by title.
     """
@@ -411,7 +411,7 @@ def _advised(error: click.NoSuchOption) -> click.NoSuchOption:
 
 
 def _verbs_with(option: str, context: click.Context | None) -> list[str]:
-    """Return the verbs with an option, after the command's name; None for most verbs."""
+    """Return the verbs with an option, after the command's name; none if more than two have it."""
     group = context.parent.command if context and context.parent else None
     if context is None or context.parent is None or not isinstance(group, Boundary):
         return []

@@ -66,7 +66,7 @@ class ReferenceType(click.Path):
     """A checkpoint: a path with completion by the shell, ``demo:NAME``, or any reference."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Check the argument; a number is probably meant for the option before it."""
+        """Check the argument; a number may be meant for a switch before it, which takes none."""
         value = expand_demo(value)
         if value == "-":
             self.fail(

@@ -209,7 +209,7 @@ class _Line:
             self.words += [option, name]
 
     def _has(self, replacement: Sequence[str]) -> bool:
-        """Return whether the verb has the option at the beginning of a replacement."""
+        """Return whether the verb has the option that begins a replacement, with this effect."""
         if replacement[0] == "--out" and len(replacement) > 1:
             return self.prints_tables
         return replacement[0] in self.options

@@ -1,7 +1,7 @@
 """A verb of the command, declared as a function with further options of the command.
 
 The function's signature defines arguments and options, the function's docstring the help. The
-result prints itself. Verbs with a longer task have separate commands, with the options of
+result prints itself. A verb that does more has a separate command, with the options of
 `wqk.cli.options`.
 """
 

@@ -188,8 +188,8 @@ def _components(
 def _own_prefixes(tensors: Tensors, component: ModelComponent, taken: set[str]) -> list[str]:
     """Return the prefixes of a part's tensors.
 
-    The result has several prefixes if several modules with the name of the part have its numbers of
-    heads and layers.
+    The result has several prefixes if several modules with the name of the part share its
+    configuration.
     """
     candidates = {
         prefix

@@ -351,8 +351,9 @@ def sectioned(
     """Return the layouts of roles that follow each other in the blocks of a fused tensor.
 
     ``order`` is the order of the roles, such as ``"qkv"``, and ``heads`` contains the numbers of
-    heads: H for ``q``, G for ``k`` and ``v``. The order repeats in each of the ``blocks``; a block
-    of G blocks contains one key head with its queries. A ``transposed`` tensor is (in, out).
+    heads: H for ``q``, G for ``k`` and ``v``. The order repeats in each of the ``blocks``; with
+    G blocks, each block contains one key head with its queries. A ``transposed`` tensor is
+    (in, out).
 
     Examples
     --------

@@ -85,7 +85,7 @@ def plan_mixers(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
 
 
 def _with_distinct_stacks(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
-    """Return all plans; stacks with equal stack, kind and layer get distinct names.
+    """Return all plans; rules with a common stack, kind and layer get distinct stack names.
 
     ``by_rule`` contains the plans of each rule; no rule is without plans.
     """

@@ -199,7 +199,7 @@ class AttentionPlan:
 
     @property
     def longest(self) -> int | None:
-        """Number of tokens beyond which positions change; None if they never change."""
+        """Number of tokens beyond which positions act differently; None if they never do."""
         if self.rotary is not None:
             return self.rotary.longest
         if self.positional is not None:

@@ -25,7 +25,8 @@ class Learned:
     causal
         Whether no query sees a later key.
     window
-        Keys that a query of a causal block sees, its own among them; None if all before it.
+        Number of keys that a query of a causal block sees, including its own; None if it sees all
+        earlier keys.
     has_own_mask
         Whether pairs are hidden that neither causality, nor the window, nor padding hides.
     has_bias
@@ -41,8 +42,7 @@ class Learned:
     has_bias: bool = False
 
 
-# Networks whose own attention is that of the guess, as `wqk.verify` has shown, with the facts that
-# the run has shown besides.
+# Networks with a guess that `wqk.verify` has confirmed, and the observed facts by block.
 PROVEN: WeakKeyDictionary[Any, Mapping[Place, Learned]] = WeakKeyDictionary()
 
 

@@ -64,6 +64,8 @@ class Rotary:
     before_norm
         Whether the norm of queries and keys follows the rotation. If the norm has gains, the score
         then depends on both positions and not on their distance alone.
+    positions
+        The model's number of positions; None if the configuration does not set the number.
     """
 
     frequencies: Float[Array, " pairs"]

@@ -175,7 +175,7 @@ def _yarn(rotation: Unscaled) -> tuple[Frequencies, float]:
 
 
 def _pair_that_turns(rotation: Unscaled, times: float) -> float:
-    """Return the number of the pair with a number of turns within the trained length.
+    """Return the number of the pair that turns this many ``times`` within the trained length.
 
     Pair k turns trained · base^(−2k/R) / 2π times; this equation is solved for k.
     """

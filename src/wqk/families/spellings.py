@@ -205,8 +205,8 @@ def _require_key(tensors: Tensors, keys: Sequence[str]) -> None:
 def require_whole_layers(tensors: Tensors, rules: Sequence[AttentionRule]) -> None:
     """Check that every layer with a part of any attention also has queries.
 
-    Otherwise, if only some layers have attention, a layer with lost queries would be left out
-    silently.
+    The check covers rules that only some layers have: a layer with lost queries would otherwise be
+    left out silently.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _is_in_recurrence(stem: str, tensors: Tensors) -> bool:
 def _require_plain_weights(
     tensors: Tensors, prefix: str, spelling: str, indices: list[Index]
 ) -> None:
-    """Check that all layers store queries in the same format, for example not quantized."""
+    """Check that no layer stores its queries in another format, such as quantized."""
     pattern = re.compile(rf"{re.escape(prefix)}{_numbered(spelling)}\.(?!bias$).+")
     for match in filter(None, map(pattern.fullmatch, tensors)):
         if tuple(map(int, match.groups())) not in indices:

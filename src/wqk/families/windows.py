@@ -236,8 +236,8 @@ def _span(size: int, counts: str, causal: bool, lifted: bool) -> Span:
         The configured size.
     counts
         Tokens that the size counts, the rule's ``window_counts``: tokens on ``each side``; tokens
-        on both sides and the query ``itself``; or, if empty, tokens on both sides, with a causal
-        mask tokens before the query and the query itself.
+        on both sides and the query ``itself``; or, if empty, tokens on both sides, but with a
+        causal mask the tokens before the query and the query itself.
     causal, lifted
         As in `window_of`.
 

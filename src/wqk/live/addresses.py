@@ -63,7 +63,7 @@ def known_plans(model: Model, what: str) -> tuple[AttentionPlan, ...]:
     Raises
     ------
     UnknownFamily
-        A plan is an unproven guess; ``what`` is the caller's requirement.
+        A plan is an unproven guess. The message contains ``what``, the caller's requirement.
     """
     network = unwrapped(model.ref)
     modules = plain_modules(network)

@@ -382,7 +382,7 @@ def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
 
 
 def fresh(model: Any, seed: int) -> Any:
-    """Return a new model of the same class and configuration; None if impossible."""
+    """Return a new model of the same class and configuration; None if it cannot be created."""
     import copy
 
     import torch
@@ -391,7 +391,7 @@ def fresh(model: Any, seed: int) -> Any:
         torch.manual_seed(seed)
         try:
             return type(model)._from_config(copy.deepcopy(model.config)).eval()
-        except Exception:  # every model class has its own
+        except Exception:  # model classes raise different errors
             return None
 
 

@@ -6,8 +6,8 @@ head g,
 
     W_k = Q̄ Tᵀ,    W_qk = √(H/G) Q̄ T Q̄ᵀ,
 
-the layer's form is symmetric, or skew-symmetric, if T is. Its norm is larger than with independent
-keys of the same variance by √(1 + ((tr T)² + tr T²)/(r D)).
+so that the layer's form is symmetric, or skew-symmetric, if T is. Its norm is √(1 + ((tr T)² +
+tr T²)/(r D)) times the norm with independent keys of the same variance.
 
 ==============  =================================================  ==========  ====  =============
 turn            T                                                  symmetry    tr T  norm

@@ -43,7 +43,7 @@ COLUMNS = BlockLogits._fields
 
 @dataclass(frozen=True, repr=False)
 class Logits(Result, synonyms={"max": "largest", "max_logit": "largest"}):
-    """Logits and attention of all blocks in one or several passes, and reasons for gaps."""
+    """Logits and attention of blocks in one or several passes, and reasons for missing blocks."""
 
     #: By stack, kind and layer; for blocks without a family, by the path of the module.
     blocks: Mapping[Place | str, BlockLogits]

@@ -324,7 +324,7 @@ class Mixer:
         return run(query, change if attention_mask is None else attention_mask + change)
 
     def _require_masks_are_added(self, module: Any, expected: Array, actual: Array) -> None:
-        """Raise `UnknownFamily` if scores in the mask have another effect than before.
+        """Raise `UnknownFamily` if scores that are passed as a mask give other outputs.
 
         Parameters
         ----------

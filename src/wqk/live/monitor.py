@@ -561,7 +561,7 @@ class Monitor(Advising, synonyms=SYNONYMS):
             self._on_alarm(alarm)
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Remove rows of this and later steps from the files; scores are appended next."""
+        """Remove rows of later steps from the files, and scores of this step, which come next."""
         self._recent = None
         lost_rows = begin_journal(self._scores, step - 1, metadata)
         begin_journal(self._updates, step, {**metadata, "form": "update"})

@@ -201,7 +201,7 @@ class HeadStatistics:
         self._join(total_pairs, mean, (within + between).sum(ALL_ROWS))
 
     def _join(self, pairs: torch.Tensor, mean: torch.Tensor, squares: torch.Tensor) -> None:
-        """Join counts, means and squares around the mean, (H,), with earlier ones."""
+        """Join counts, means and squares around the mean, (H,), with those so far (Chan et al.)."""
         total_pairs = (self._pairs + pairs).clip(min=1)
         step = mean - self._mean
         self._mean = self._mean + step * pairs / total_pairs

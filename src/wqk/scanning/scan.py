@@ -143,8 +143,8 @@ def with_status(
 ) -> list[dict[str, Any]]:
     """Return the rows of one block, the layer's own row first, with their status.
 
-    ``weights`` are the matrices of the forms that an initialization draws; empty if the forms do
-    not belong to a single model.
+    ``weights`` are the matrices of the forms that an initialization draws; empty if the forms are
+    not the model's own, such as differences.
     """
     statuses = set(plan.statuses)
     if lacks_norm(plan, coordinates):

@@ -22,8 +22,9 @@ BEFORE_VALUE = re.compile(r"((?<![<>])=|<>|\blike|\bin\s*\(|,)\s*$", re.I)
 def condition(text: str, names: Sequence[str]) -> pl.Expr:
     """Return the expression of a condition on a row.
 
-    Text in quotation marks after an equality, LIKE or IN is a value. All other text is the name of
-    a column, in files or on the terminal.
+    Text in quotation marks after an equality, LIKE or IN is a value. Elsewhere, text in quotation
+    marks is the name of a column, like a name without quotation marks. A column has its name in
+    files or on the terminal.
 
     Parameters
     ----------

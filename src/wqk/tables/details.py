@@ -7,7 +7,7 @@ key                        type   what
 ``N/row_norms``            f2     (d_query,), in units of the block's ``norm_unit``
 ``N/column_norms``         f2     (d_key,), in the same units
 ``N/outlying_rows``        i4     numbers of the rows beyond mean + gamma · std
-``N/outlying_columns``     i4     numbers of the columns beyond it
+``N/outlying_columns``     i4     numbers of the columns beyond mean + gamma · std
 ``N/image``                i1     (height, width), at most 256 × 256: 127 is ``image_unit`` or more
 ``N/coupling``             f2     (H, H), upper triangle; absent where the form is not square
 =========================  =====  ==================================================================

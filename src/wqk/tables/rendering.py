@@ -200,7 +200,7 @@ def _columns(frame: pl.DataFrame, full: bool) -> list[Column]:
     """Return the columns that a table of layers shows after the layer's number.
 
     The columns contain floating-point numbers or text. The norm is not shown. Columns without
-    values are left out, for example the status if no layer has a status. Without ``full``, only
+    values are left out, and so is the status if all layers are ``ok``. Without ``full``, only
     windows, the headline scores and the status remain.
     """
     columns = []
@@ -275,7 +275,7 @@ def _head_summary(heads: pl.DataFrame) -> Sheet:
 
 
 def _medians(table: ScoreRows, scores: Sequence[str]) -> Iterator[Text]:
-    """Return medians and quartiles over layers, at the first distance of a table."""
+    """Yield medians and quartiles over layers, at the first distance of a table."""
     distances = table.frame["distance"]
     rows = table.summary().filter(pl.col("over") == "layers", pl.col("distance") == distances[0])
     at_distance = f" at distance {distances[0]}" if distances.n_unique() > 1 else ""

@@ -380,7 +380,7 @@ def _layer_gradient(block: Block, record: BlockUses, errors: Sequence[Any]) -> L
 
 
 def _joined(tensors: Sequence[Any]) -> np.ndarray:
-    """Return tensors of several applications as one array, in float32 or float64."""
+    """Return tensors of several applications as one array; float64 stays, others are float32."""
     arrays = []
     for tensor in tensors:
         on_host = tensor.detach().cpu()

@@ -29,8 +29,8 @@ class Subject:
         A `transformers` model with a language-model head, in evaluation mode, and its name.
     objective
         Objective of the model. ``causal``: every token from the earlier tokens (S7). ``masked``:
-        masked tokens from all other tokens (S10). ``each``: every token from all others (S9), with
-        one token of a block masked at a time.
+        masked tokens from the unmasked tokens (S10). ``each``: every token from all others (S9),
+        with one token of a block masked at a time.
     blocks
         Token ids of the text, (batches, B, N).
     mask_token

@@ -32,8 +32,8 @@ class Tails(NamedTuple):
     reach
         Largest column norm divided by largest row norm; above 1 if a column has the largest norm.
     beyond
-        Share of norms of this side that exceed all norms of the other side: for these, Equation 13
-        holds.
+        On the side with the largest norm, share of the norms that exceed all norms of the other
+        side; Equation 13 holds from the largest norm of the other side on.
     directionality, directionality_excess
         Definition 3.2 as printed, and by the rule of the published tables; negative if columns
         dominate. Each side has a separate threshold.

@@ -1,8 +1,8 @@
 """The training loop, on accelerate; imported late, because it needs PyTorch.
 
-All random numbers are a function of the seed and a step. Therefore the blocks, the masked tokens
-and the dropout of a step are the same after an interruption. Every process draws the blocks and
-random numbers of a whole batch, and uses its part of the rows.
+All random numbers are a function of the seed and a number, such as the number of a batch. Therefore
+the blocks, the masked tokens and the dropout of a step are the same after an interruption. Every
+process draws the blocks and random numbers of a whole batch, and uses its part of the rows.
 
 Axis letters: B batch, N tokens of a block.
 """

@@ -24,7 +24,7 @@ def identical_checkpoints(frame: pl.DataFrame) -> list[list[str]]:
     """Return groups of checkpoints with identical scores, by name and revision.
 
     In a group, all sizes and scores are equal in every row and to the last digit. A checkpoint with
-    only zero forms is in no group, because the scores do not depend on queries and keys.
+    only zero forms is in no group, because scores of zero forms do not identify queries and keys.
 
     Examples
     --------

@@ -97,8 +97,8 @@ def watch(
         Called once for each incomplete checkpoint, with the folder and the reason; and at the start
         if the run does not exist yet.
     on_failure
-        Called for each complete checkpoint without scores, with the folder and the reason; also
-        with ``out``, if the scores cannot be written. The next look tries again.
+        Called for each complete checkpoint that cannot be scored, with the folder and the reason;
+        also with ``out``, if the scores cannot be written. The next look tries again.
 
     Yields
     ------
