@@ -147,7 +147,7 @@ class StateDict(Checkpoint):
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Copy the rows of each part to the host, joined; training may change them later."""
+        """Copy the rows of each part to the host, joined: training may change the weights later."""
         return [self._read(part) for part in parts]
 
     def raw(self, part: Part, room: np.ndarray | None = None) -> np.ndarray | None:

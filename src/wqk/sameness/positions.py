@@ -42,7 +42,7 @@ def positions_unknown(pair: PlanPair) -> bool:
 
 
 def named_settings(models: Sequence[Model], pair: PlanPair) -> Iterator[Mismatch]:
-    """Yield differing settings, for blocks of one family with unknown rotations."""
+    """Yield differing rotary settings, for blocks of one family with unknown rotations."""
     reference, candidate = pair
     of_one_family = reference.family == candidate.family
     is_guess = any(plan.rule.guess for plan in pair)

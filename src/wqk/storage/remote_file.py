@@ -46,7 +46,7 @@ class ByteSpan(NamedTuple):
 
     @property
     def outcome(self) -> bytearray | BaseException | None:
-        """The bytes, if only in memory, or the reason of a failure."""
+        """The bytes, if only in memory, or the error of a failed request; else None."""
         if self.coming is None or not self.coming.done():
             return None
         if self.coming.cancelled():

@@ -11,13 +11,13 @@ that shares a prefix with a quantized weight, and every key of its quantization 
 supported by this reader, or named in an error.** These rules hold for all formats, and
 `find_quantized` enforces them:
 
-1. A key or a tensor that is not in the table is an error, which contains the name.
-2. If the reader of a matrix does not use a tensor that affects the values of the format, this is an
-   error, which contains the name.
+1. A key or a tensor that is not in the table raises an error that contains its name.
+2. A tensor that affects the values of a format, and that the reader of the matrix does not use,
+   raises an error that contains its name.
 3. A tensor that the configuration promises must exist; the reader of the format checks this.
-4. Two formats of one matrix, or a plain weight next to a quantized weight, are an error.
+4. Two formats of one matrix, or a plain weight next to a quantized weight, raise an error.
 5. If a configuration contradicts the tensors, and the tensors alone determine the values, the
-   tensors are read, and a note reports the contradiction; otherwise the file is an error.
+   tensors are read, and a note reports the contradiction; otherwise an error is raised.
 
 To read: `table` (the records), `configuration` (its keys and values), `module` and `matrix` (the
 argument and the result of a reader), then one format, such as `gptq`.

@@ -102,7 +102,7 @@ def require_known(
     layout
         The format with the table of keys.
     names_unknown
-        Whether a key that is not in the table is also an error.
+        Whether a key that is not in the table also raises an error.
     """
     for path, value in _leaves(settings.values, (), layout.keys):
         record = _record(path, layout.keys)

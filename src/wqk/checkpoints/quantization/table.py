@@ -2,8 +2,8 @@
 
 Every tensor next to a quantized weight is a `Companion` of its format, and every key of a
 quantization configuration is a `Key` of the library that wrote it. A tensor or a key without a
-record is an error, so that no unexpected tensor or key is ignored. The table in the documentation
-is written from these records.
+record raises an error, so that no tensor or key is ignored by mistake. The table in the
+documentation is written from these records.
 """
 
 from __future__ import annotations
