@@ -100,7 +100,7 @@ def table_of_distances(comparison: Comparison) -> Sheet:
 def _footnote(blocks: Sequence[BlockComparison]) -> str:
     """Return the footnote of the table of distances."""
     distances = {distance for block in blocks for distance in block.distance}
-    is_short = distances != {0} and max(distances) < DISTANCES[-1]
+    is_short = distances != {0} and max(distances, default=0) < DISTANCES[-1]
     return FOOTNOTE + FEWER_POSITIONS if is_short else FOOTNOTE
 
 

@@ -86,9 +86,7 @@ def _share_beyond(weights: WeightPair, infos: Sequence[TensorInfo]) -> float:
     """
     if not is_coded_alone(infos):
         return 0.0
-    expected = weights.expected
-    if weights.gain is not None:
-        expected = expected * (weights.gain.expected / weights.gain.actual)
+    expected = _expected(weights)
     reference_info, candidate_info = infos
     grid = candidate_info.grid
     coded, exact, exact_info = weights.actual, expected, reference_info
@@ -112,6 +110,16 @@ def _change_of_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> float
     return 0.0 if factors is None else float(np.abs(factors - 1).max())
 
 
+def _expected(weights: WeightPair) -> np.ndarray:
+    """Return the expected weight behind the candidate's norm; a gain of 0 leaves its column."""
+    gain = weights.gain
+    if gain is None:
+        return weights.expected
+    is_set = gain.actual != 0
+    ratios = np.divide(gain.expected, gain.actual, out=np.ones_like(gain.expected), where=is_set)
+    return np.asarray(weights.expected * ratios)
+
+
 def _groups_of_other_scales(weights: WeightPair, infos: Sequence[TensorInfo]) -> list[int]:
     """Return the groups of columns whose scales do not fit the weights; empty if all fit.
 
@@ -123,9 +131,7 @@ def _groups_of_other_scales(weights: WeightPair, infos: Sequence[TensorInfo]) ->
     if len(coded) != 1 or is_predictable(coded[0].dtype):
         return []
     is_actual_coded = infos[1].grid is not None
-    expected, actual = weights.expected, weights.actual
-    if weights.gain is not None:
-        expected = expected * (weights.gain.expected / weights.gain.actual)
+    expected, actual = _expected(weights), weights.actual
     codes, exact = (actual, expected) if is_actual_coded else (expected, actual)
     group_of = _groups(weights, infos)
     spreads = np.array([_spread_of_factors(exact[:, g], codes[:, g]) for g in group_of])
