@@ -549,7 +549,7 @@ def test_tables_of_one_checkpoint_are_no_single_curve(tmp_path: Path) -> None:
     """The curve ran back from the last layer to the first."""
     pytest.importorskip("matplotlib")
     table = wqk.scan(wqk.demo_model("encoder"))
-    assert len(join(table, table).with_distinct_rows()) == len(table)
+    assert len(join(table, table).distinct) == len(table)
     older = ScoreTable(table.frame.with_columns(pl.col("symmetry") / 2))
     joined = join(older, table)
     for draw in (joined.plot, lambda: wqk.report([older, table], tmp_path / "report.html")):

@@ -144,7 +144,7 @@ def write_report(
             )
     details += [table.details for table in scores if table.details is not None]
     if scores:
-        join(scores).with_distinct_rows()
+        join(scores).require_single_rows()
     write_atomically(path, page(scores, details, title, runs, compositions).encode())
     return Report(path)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 NEXT_TO_WEIGHTS = (Kind.SETTING, Kind.ROTARY, Kind.SINKS, Kind.SIZES)
 # Kinds with a reason that joins blocks even without a known repair.
 JOINED_BY_REASON = (Kind.SETTING, Kind.ROTARY)
+# Facts of a mismatch that are orders of heads.
+ORDERS_OF_HEADS = ("query_heads", "key_heads", "value_heads", "output_heads")
 # Names of the counts of tensors outside the forms.
 TITLES_OF_ROLES = {
     ATTENTION: "attention's other tensors",
@@ -419,9 +421,8 @@ def _causes_of_blocks(blocks: Sequence[BlockComparison]) -> list[Cause]:
 def _heads_of(mismatch: Mismatch) -> Iterator[tuple[Any, ...]]:
     """Yield the heads of a mismatch, then the orders of heads among its facts."""
     yield tuple(mismatch.heads)
-    for name, value in mismatch.facts.items():
-        if name.endswith("heads") and isinstance(value, list | tuple):
-            yield (name, *value)
+    for name in ORDERS_OF_HEADS:
+        yield tuple(mismatch.facts.get(name, ()))
 
 
 def _with_merges_joined(

@@ -36,8 +36,9 @@ from wqk.sameness.weight_pairs import WeightPair
 # The reasons of the causes; numbers differ from tensor to tensor.
 BEYOND = f"{Kind.QUANTIZED}: many entries lie beyond half a step of their own scale"
 RESCALED = "equal codes, other scales"
-# Fewest rows and columns of a group whose factors are compared.
+# Fewest rows and columns of a group whose factors are compared, and fewest groups.
 FEWEST_ROWS, FEWEST_COLUMNS = 8, 16
+FEWEST_GROUPS = 3
 MISFIT = f"{Kind.BLOCK_SCALES}: scales of some groups of columns do not fit the weights"
 
 
@@ -130,39 +131,56 @@ def _groups_of_other_scales(weights: WeightPair, infos: Sequence[TensorInfo]) ->
     coded = [info for info in infos if info.grid is not None]
     if len(coded) != 1 or is_predictable(coded[0].dtype):
         return []
-    is_actual_coded = infos[1].grid is not None
-    expected, actual = _expected(weights), weights.actual
-    codes, exact = (actual, expected) if is_actual_coded else (expected, actual)
-    group_of = _groups(weights, infos)
-    spreads = np.array([_spread_of_factors(exact[:, g], codes[:, g]) for g in group_of])
-    if len(spreads) < 3:
+    codes, exact = weights.actual, _expected(weights)
+    if infos[1].grid is None:
+        codes, exact = exact, codes
+    spreads = []
+    for columns in _columns_by_group(weights, infos):
+        spreads.append(_spread_of_factors(exact[:, columns], codes[:, columns]))
+    if len(spreads) < FEWEST_GROUPS:
         return []
-    limit = max(SPREAD_OF_FACTORS, SPREAD_OVER_LEAST * spreads.min())
-    return np.flatnonzero(spreads > limit).tolist()
+    limit = max(SPREAD_OF_FACTORS, SPREAD_OVER_LEAST * min(spreads))
+    return [group for group, spread in enumerate(spreads) if spread > limit]
 
 
-def _groups(weights: WeightPair, infos: Sequence[TensorInfo]) -> list[np.ndarray]:
-    """Return the columns of each group that shares scales."""
+def _columns_by_group(weights: WeightPair, infos: Sequence[TensorInfo]) -> list[np.ndarray]:
+    """Return the numbers of the columns of each group, whose entries in a row share a scale."""
+    reference_grid, candidate_grid = (info.grid for info in infos)
     columns = np.arange(weights.actual.shape[1])
-    regrouping = weights.regrouped(Part(weights.name)) if infos[1].grid is not None else None
-    if regrouping is not None:
-        return [columns[regrouping.group_of == group] for group in range(regrouping.groups)]
-    (shared,) = (info.grid.shared for info in infos if info.grid is not None)
-    return np.split(columns, range(shared, len(columns), shared)) if shared else [columns]
+    if candidate_grid is not None:
+        regrouping = weights.regrouped(Part(weights.name))
+        if regrouping is not None:
+            groups = range(regrouping.groups)
+            return [columns[regrouping.group_of == group] for group in groups]
+    grid = candidate_grid or reference_grid
+    if grid is None or not grid.shared:
+        return [columns]
+    return np.split(columns, range(grid.shared, len(columns), grid.shared))
 
 
 def _spread_of_factors(exact: Float[np.ndarray, "n b"], codes: Float[np.ndarray, "n b"]) -> float:
-    """Return the spread of the factors from codes to weights over rows, in standard errors.
+    """Return the spread over rows of the factors from codes to weights, in standard errors.
 
-    The factor of a row is the least-squares factor; its standard error follows from the residuals.
+    The factor of a row is ⟨exact, codes⟩/‖codes‖², by least squares; its squared standard error is
+    ‖residual‖²/((b − 1) ‖codes‖²). A group with few rows or columns has the spread 0.
+
+    Parameters
+    ----------
+    exact
+        The columns of one group in the exact weights.
+    codes
+        The same columns of the quantized weights, as numbers.
     """
-    exact, codes = exact.astype(np.float64), codes.astype(np.float64)
-    squares = np.square(codes).sum(axis=1)
-    exact, codes, squares = exact[squares > 0], codes[squares > 0], squares[squares > 0]
-    if len(squares) < FEWEST_ROWS or codes.shape[1] < FEWEST_COLUMNS:
+    is_coded = (codes != 0).any(axis=1)
+    exact = exact[is_coded].astype(np.float64)
+    codes = codes[is_coded].astype(np.float64)
+    rows, columns = codes.shape
+    if rows < FEWEST_ROWS or columns < FEWEST_COLUMNS:
         return 0.0
-    factors = (exact * codes).sum(axis=1) / squares
-    residuals = np.square(exact - factors[:, None] * codes).sum(axis=1)
-    variances = residuals / ((codes.shape[1] - 1) * squares)
-    deviations = np.square(factors - np.median(factors)) / np.maximum(variances, TINY)
-    return float(np.sqrt(deviations.mean()))
+    code_squares = np.square(codes).sum(axis=1)
+    factors = np.sum(exact * codes, axis=1) / code_squares
+    residuals = exact - factors[:, None] * codes
+    residual_squares = np.square(residuals).sum(axis=1)
+    variances = np.maximum(residual_squares / ((columns - 1) * code_squares), TINY)
+    deviations = factors - np.median(factors)
+    return float(np.sqrt(np.mean(np.square(deviations) / variances)))

@@ -628,20 +628,20 @@ class ScoreTable(Table):
         """
         from wqk.tables.rendering import plot_table
 
-        return plot_table(self.with_distinct_rows(), view, y)
+        self.require_single_rows()
+        return plot_table(self.distinct, view, y)
 
-    def with_distinct_rows(self) -> ScoreTable:
-        """Return the table with each row once.
+    @property
+    def distinct(self) -> ScoreTable:
+        """The table with each row once, for tables that were joined with themselves."""
+        return replace(self, frame=self.frame.unique(maintain_order=True))
 
-        Raises
-        ------
-        TableError
-            A layer or a head has several rows that differ, which are no single curve.
-        """
-        frame = self.frame.unique(maintain_order=True)
+    def require_single_rows(self) -> None:
+        """Raise `TableError` if a layer or a head has rows that differ, which are no curve."""
+        frame = self.distinct.frame
         repeated = frame.filter(frame.select(KEY).is_duplicated())
         if repeated.is_empty():
-            return replace(self, frame=frame)
+            return
         checkpoint, layer = repeated.select("checkpoint", "layer").row(0)
         raise TableError(
             f"{checkpoint}: layer {layer} has several rows, which no curve can pass; expected one, "

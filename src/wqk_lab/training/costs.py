@@ -109,14 +109,7 @@ def speed_now(recipe: Recipe, store: TokenStore, enough: float = MEASURED) -> fl
     precision = available_precision(recipe.precision)
     model = build_model(recipe, store.vocabulary_size, store.special).to(device)
     rows = TokenRows.of(store, "train", recipe)
-    objective = Objective(
-        recipe.objective,
-        recipe.mask_share,
-        recipe.corruption,
-        store.special["mask"],
-        store.vocabulary_size,
-        rows.padding,
-    )
+    objective = Objective.of(recipe, store)
     learner, optimizer = Learner(model, objective), make_optimizer(model, recipe)
     generator = torch.Generator(device)
 

@@ -93,14 +93,7 @@ def run_loop(
     training time.
     """
     model.to(accelerator.device)
-    objective = Objective(
-        recipe.objective,
-        recipe.mask_share,
-        recipe.corruption,
-        store.special["mask"],
-        store.vocabulary_size,
-        TokenRows.of(store, "train", recipe).padding,
-    )
+    objective = Objective.of(recipe, store)
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda" and pays_to_compile(recipe):
         learner.compile()

@@ -142,6 +142,18 @@ class Objective:
     vocabulary_size: int
     padding: int | None = None  # pads rows, is neither attended to nor predicted
 
+    @classmethod
+    def of(cls, recipe: Recipe, store: TokenStore) -> Objective:
+        """Return the objective of a recipe on the tokens of a store."""
+        return cls(
+            name=recipe.objective,
+            mask_share=recipe.mask_share,
+            corruption=recipe.corruption,
+            mask_token=store.special["mask"],
+            vocabulary_size=store.vocabulary_size,
+            padding=TokenRows.of(store, "train", recipe).padding,
+        )
+
     def draw(self, batch: int, block: int, generator: Generator) -> tuple[Tensor, ...]:
         """Return the random numbers of one batch: tensors with one row for each of B blocks."""
         import torch
