@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import small
-from tests.command import run
+from tests.command import run, shell
 
 import wqk
 
@@ -89,3 +89,11 @@ def test_a_condition_that_cannot_be_decided_gives_status_2(
 def test_rows_at_several_distances_are_told_apart(scaled: Path) -> None:
     line = ("scan", scaled, "--distance", "0,3", "--fail-if", "layer == 1")
     assert "layer 1 at distance 0, layer 1 at distance 3" in run(*line, exits=1).stderr
+
+
+@pytest.mark.parametrize(("condition", "status"), [("symmetry > 0.9", 1), ("symmetry > 2", 0)])
+def test_the_status_is_that_of_the_condition_although_nobody_reads_the_output(
+    condition: str, status: int
+) -> None:
+    done = shell(f"wqk scan ENCODER --fail-if '{condition}' | true; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode == status

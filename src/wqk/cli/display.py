@@ -37,21 +37,21 @@ if hasattr(signal, "siginterrupt"):
     signal.siginterrupt(signal.SIGINT, True)
 
 
-# Options that name a file of the result.
-FILES_OF_RESULT = ("out", "picture", "report", "details", "junit", "figure")
+# Options with a result besides the printed output: a file, or an exit status.
+FURTHER_RESULTS = ("out", "picture", "report", "details", "junit", "figure", "fail_if")
 
 
 def _stop_printing() -> None:
-    """Discard further output of a broken pipe, if the command has files to write.
+    """Discard further output of a broken pipe, if the command has a further result.
 
     Raises
     ------
     BrokenPipeError
-        The command has no files to write, so it ends.
+        The command has only its output, so it ends.
     """
     context = click.get_current_context(silent=True)
     options = {} if context is None else context.params
-    if not any(options.get(name) for name in FILES_OF_RESULT):
+    if not any(options.get(name) for name in FURTHER_RESULTS):
         raise BrokenPipeError
     discard(sys.stdout)
 
