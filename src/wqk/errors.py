@@ -310,24 +310,32 @@ def is_demo_reference(reference: str) -> bool:
     return prefix == "demo" and bool(name) and (DEMO_MODELS / name / "config.json").is_file()
 
 
-def demo_reference_advice(reference: str) -> str:
-    """Return the end of a message about ``demo:NAME``, a word of the command; else empty.
+def demo_folder(reference: str) -> Path | None:
+    """Return the folder of the small model of the package that ``demo:NAME`` refers to.
 
     Examples
     --------
-    >>> demo_reference_advice("demo:encoder"), demo_reference_advice("bert")
-    ('; demo: is for the command line; the folder is wqk.demo_model("encoder")', '')
-    >>> demo_reference_advice("demo:bert")
-    '; the models of the package are demo:decoder, demo:encoder, demo:induction'
+    >>> demo_folder("demo:encoder") == DEMO_MODELS / "encoder", demo_folder("bert")
+    (True, None)
     """
-    prefix, separator, name = reference.partition(":")
-    is_demo = separator and prefix.lower() == "demo"
-    if not is_demo:
+    if not is_demo_reference(reference):
+        return None
+    return DEMO_MODELS / reference.partition(":")[2]
+
+
+def demo_reference_advice(reference: str) -> str:
+    """Return the end of a message about ``demo:`` with an unknown name; else empty.
+
+    Examples
+    --------
+    >>> demo_reference_advice("demo:bert"), demo_reference_advice("bert")
+    ('; the models of the package are demo:decoder, demo:encoder, demo:induction', '')
+    """
+    prefix, separator, _ = reference.partition(":")
+    if not separator or prefix.lower() != "demo":
         return ""
-    if not is_demo_reference(f"demo:{name}"):
-        names = [f"demo:{path.parent.name}" for path in DEMO_MODELS.glob("*/config.json")]
-        return f"; the models of the package are {', '.join(sorted(names))}"
-    return f'; demo: is for the command line; the folder is wqk.demo_model("{name}")'
+    names = [f"demo:{path.parent.name}" for path in DEMO_MODELS.glob("*/config.json")]
+    return f"; the models of the package are {', '.join(sorted(names))}"
 
 
 def public(

@@ -77,7 +77,8 @@ def open(
     ----------
     ref
         A folder or file; the folder of a training run, for its last step; a hub id such as
-        ``google-bert/bert-base-uncased``, or with a revision, ``id@revision``; an ``https://``
+        ``google-bert/bert-base-uncased``, or with a revision, ``id@revision``; ``demo:encoder``,
+        ``demo:decoder`` or ``demo:induction``, a small model of the package; an ``https://``
         address; an `nn.Module`; a state dict; a `Checkpoint`; or a `Model`, which is returned
         unchanged.
     family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,26 @@ def test_few_open_files_are_an_error_in_one_line(tmp_path: Path):
     command = [sys.executable, "-c", code, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "cannot be opened (Too many open files)" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder", "induction"])
+def test_small_models_of_the_package_have_references(name: str) -> None:
+    """``demo:NAME`` and the folder of the model open one checkpoint."""
+    opened, folder = wqk.open(f"demo:{name}"), wqk.open(wqk.demo_model(name))
+    assert opened.checkpoint.name == folder.checkpoint.name
+    assert wqk.same(f"demo:{name}", wqk.demo_model(name)).same
+
+
+def test_a_file_comes_before_a_small_model_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is called ``demo:encoder`` is what is opened."""
+    shutil.copytree(wqk.demo_model("decoder"), tmp_path / "demo:encoder")
+    monkeypatch.chdir(tmp_path)
+    assert wqk.open("demo:encoder").family == wqk.open(wqk.demo_model("decoder")).family
+
+
+def test_an_unknown_small_model_is_refused_with_the_known_ones() -> None:
+    """The message lists the models of the package."""
+    with pytest.raises(CheckpointError, match="are demo:decoder, demo:encoder, demo:induction"):
+        wqk.open("demo:bert")

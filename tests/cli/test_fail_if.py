@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import small
-from tests.command import run, shell
+from tests.command import ENCODER, run, shell
 
 import wqk
+from wqk.tables.columns import MEASURES, Measure
 
 CONDITION = "score_ceiling_any_distance > 50000"
 LINE = ("--heads", "--ceiling", "--fail-if", CONDITION)
@@ -75,15 +76,40 @@ def test_a_missing_checkpoint_gives_status_2(tmp_path: Path) -> None:
     [
         ("symetry > 0", "no column 'symetry'; did you mean 'symmetry'?"),
         ("symmetry >", "is no condition; expected one such as"),
-        ("window = '3 back'", "no row has a value for the condition"),
     ],
 )
-def test_a_condition_that_cannot_be_decided_gives_status_2(
-    good: Path, tmp_path: Path, condition: str, message: str
+@pytest.mark.parametrize("option", ["--where", "--fail-if"])
+def test_a_condition_that_is_not_valid_is_refused_before_the_scan(
+    good: Path, tmp_path: Path, option: str, condition: str, message: str
 ) -> None:
     file = tmp_path / "scores.csv"
-    assert message in run("scan", good, "--fail-if", condition, "-o", file, exits=2).stderr
+    done = run("scan", good, option, condition, "-o", file, exits=2)
+    assert f"{option}: {condition}: " in done.stderr
+    assert message in done.stderr
+    assert not done.stdout
+    assert not file.exists()
+
+
+def test_a_condition_without_values_gives_status_2(good: Path, tmp_path: Path) -> None:
+    file = tmp_path / "scores.csv"
+    line = ("scan", good, "--fail-if", "window = '3 back'", "-o", file)
+    assert "no row has a value for the condition" in run(*line, exits=2).stderr
     assert file.is_file()
+
+
+@pytest.mark.parametrize("line", [("--sort", "symetry"), ("--csv", "--columns", "layer,symetry")])
+def test_unknown_columns_are_refused_before_a_checkpoint_is_opened(
+    tmp_path: Path, line: tuple[str, ...]
+) -> None:
+    done = run("scan", tmp_path / "missing", *line, exits=2)
+    assert "no column 'symetry'; did you mean 'symmetry'?" in done.stderr
+
+
+@pytest.mark.parametrize("measure", [measure for measure in MEASURES if measure.help])
+def test_columns_known_before_a_scan_are_those_of_its_table(measure: Measure) -> None:
+    columns = wqk.scan(ENCODER, measures=[measure.name]).frame.columns
+    line = ("scan", ENCODER, f"--{measure.name}", "--csv", "--columns", ",".join(columns))
+    assert run(*line).stdout.splitlines()[0] == ",".join(columns)
 
 
 def test_rows_at_several_distances_are_told_apart(scaled: Path) -> None:

@@ -17,7 +17,7 @@ from wqk.checkpoints.formats import ENDINGS, has_weights, local_folder, open_loc
 from wqk.checkpoints.hub import hub_page, is_hub_id, open_base, open_hub
 from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.web import open_url
-from wqk.errors import CheckpointError, errors_about
+from wqk.errors import CheckpointError, demo_folder, errors_about
 from wqk.storage.buckets import step_names
 from wqk.storage.references import is_bucket, is_url, redacted, step_in
 
@@ -54,7 +54,8 @@ def open_checkpoint(
     ----------
     ref
         A folder or file; the folder of a training run, for its last step; a hub id such as
-        ``google-bert/bert-base-uncased``, or ``id@revision``; the address of a file or a folder
+        ``google-bert/bert-base-uncased``, or ``id@revision``; ``demo:encoder``, ``demo:decoder`` or
+        ``demo:induction``, a small model of the package; the address of a file or a folder
         (``https://``, or in a bucket ``s3://``, ``gs://``, ``az://``); an `nn.Module`; a state dict
         of arrays; or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on
         the hub, is opened on its base model.
@@ -85,6 +86,8 @@ def open_checkpoint(
     if isinstance(ref, Checkpoint):
         _refuse_revision(revision, ref.name)
         return ref
+    if isinstance(ref, str) and not exists(Path(ref)):
+        ref = demo_folder(ref) or ref
     with errors_about(_name_of(ref)):
         access: HubAccess = {
             "token": token,

@@ -195,6 +195,7 @@ def scan(
     files = _Files(out=out, picture=picture, details=details, report=report)
     files.check()
     measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
+    _check_columns(measures, sort_by, columns, where=where, fail_if=fail_if)
     opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
@@ -248,7 +249,7 @@ def scan(
         # Medians are those of all rows.
         display.print_object(joined.to_dict() | {"rows": rows.to_dict()["rows"]})
     elif columns is not None:
-        display.print_table(_with_columns(rows, columns.split(",")), ending)
+        display.print_table(_with_columns(rows.frame, columns.split(",")), ending)
     elif ending:
         display.print_table(rows, ending)
     elif len(jobs) > 1:
@@ -263,6 +264,38 @@ def scan(
         tell(f"{failures} of {len(jobs)} checkpoints failed")
         status = 2
     context.exit(status)
+
+
+def _check_columns(
+    measures: Sequence[str], sort_by: str | None, columns: str | None, **conditions: str | None
+) -> None:
+    """Raise an error before the scan if an option names a column that the table will not have.
+
+    Raises
+    ------
+    TableError
+        No column has the name, or a condition is not valid.
+    """
+    import polars as pl
+
+    from wqk.tables.conditions import condition
+    from wqk.tables.rendering import ranked
+    from wqk.tables.schema import SCHEMA, types
+
+    table = pl.DataFrame(schema=SCHEMA)
+    for measure in MEASURES:
+        if measure.name in measures:
+            table = table.with_columns(pl.DataFrame(schema=types(measure.columns)))
+    ranked(table, sort_by, top=None)
+    if columns is not None:
+        _with_columns(table, columns.split(","))
+    for name, text in conditions.items():
+        if text is None:
+            continue
+        try:
+            condition(text, table.columns)
+        except TableError as error:
+            raise TableError(f"--{name.replace('_', '-')}: {error}") from None
 
 
 def _jobs(refs: Sequence[str], revisions: Sequence[str]) -> list[tuple[str, str, str | None]]:
@@ -438,14 +471,13 @@ def _no_row(name: str, where: str, has_heads: bool) -> str:
     return f"{sentence}; {ROWS_OF_LAYERS}" if is_of_heads and not has_heads else sentence
 
 
-def _with_columns(table: ScoreTable, names: Sequence[str]) -> pl.DataFrame:
+def _with_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return the given columns in this order; `TableError` for a missing column."""
-    columns = table.frame.columns
     for name in names:
-        if name not in columns:
-            advice = did_you_mean(name, columns) or "; --csv without --columns prints all"
+        if name not in frame.columns:
+            advice = did_you_mean(name, frame.columns) or "; --csv without --columns prints all"
             raise TableError(f"no column {name!r}{advice}")
-    return table.frame.select(names)
+    return frame.select(names)
 
 
 def _print_way_to_rows(table: ScoreTable) -> None:

@@ -43,14 +43,13 @@ from wqk._version import __version__
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.formats import has_weights
 from wqk.errors import (
-    DEMO_MODELS,
     CheckpointError,
     HubError,
     RunError,
     WqkError,
     all_lines,
+    demo_folder,
     errors_about,
-    is_demo_reference,
     required_by,
 )
 from wqk.model import open as open_model
@@ -190,8 +189,8 @@ def _single_refs(refs: Iterable[str]) -> Iterator[str]:
                 raise CheckpointError(
                     f"{ref[1:]}: a list cannot include another list, got {redacted(entry)}"
                 )
-            if is_list and is_demo_reference(entry):
-                yield str(DEMO_MODELS / entry.partition(":")[2])
+            if demo := demo_folder(entry):
+                yield str(demo)
             elif entry.startswith(SET_PREFIX):
                 yield from model_set(entry)
             elif _is_pattern_of_paths(entry):
