@@ -21,6 +21,7 @@ pairs. The form is A Bᵀ; `omissions` lists the other terms of a model's score.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -467,6 +468,22 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     if coordinates.circuit == "ov":
         sides = [plan.value or plan.key]
     return coordinates.fold_norm and any(side.input_norm is None for side in sides)
+
+
+def reason_without_norm(plan: AttentionPlan) -> str:
+    """Return why a block has no norm that could be folded in.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> reason_without_norm(wqk.open("demo:encoder").plans[0])
+    'the checkpoint lacks the norm in front of its attention, encoder.layer.*.attention.LayerNorm'
+    """
+    names = plan.rule.key_input_norm if plan.rule.kind == "cross" else plan.rule.input_norm
+    if not names:
+        return f"family {plan.family} has no norm in front of its attention"
+    name = re.sub(r"\{\w+\}", "*", names[0])
+    return f"the checkpoint lacks the norm in front of its attention, {name}"
 
 
 def with_norm(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import counted, size
+from wqk._console import counted, display_name, size
 from wqk.cli.options import (
     COUNT,
     PATH,
@@ -171,7 +171,8 @@ def _list(
         }
         display.print_object(value)
         return
-    display.output().print(*titles, sep="\n", markup=False, soft_wrap=True)
+    names = map(display_name, titles)
+    display.output().print(*names, sep="\n", markup=False, soft_wrap=True)
     for checkpoint in plan.checkpoints:
         if checkpoint.problem:
             reason = checkpoint.problem.removeprefix(f"{checkpoint.title}: ")
@@ -188,7 +189,7 @@ def _sizes(plan: SurveyPlan) -> Iterator[str]:
     refs = [ref for ref in plan.refs if ref.bytes_to_read is not None]
     for ref in refs[:MOST_REFS]:
         steps = f" ({ref.checkpoints} checkpoints)" if ref.checkpoints > 1 else ""
-        yield f"{ref.ref}: {size(ref.bytes_to_read or 0)} to read{steps}"
+        yield f"{display_name(ref.ref)}: {size(ref.bytes_to_read or 0)} to read{steps}"
     if len(refs) > MOST_REFS:
         bytes_to_read = sum(ref.bytes_to_read or 0 for ref in refs[MOST_REFS:])
         yield f"and {len(refs) - MOST_REFS} more: {size(bytes_to_read)} to read"

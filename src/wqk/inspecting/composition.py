@@ -31,7 +31,13 @@ from wqk._machine import one_blas_thread, usable_cores
 from wqk._style import current
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.factors import Coordinates, lack_of_values, lacks_norm, omissions
+from wqk.attention.factors import (
+    Coordinates,
+    lack_of_values,
+    lacks_norm,
+    omissions,
+    reason_without_norm,
+)
 from wqk.errors import CheckpointError, TableError, called_as, demo_advice, errors_about
 from wqk.families import AttentionPlan, Place
 from wqk.forms import chaining
@@ -433,10 +439,7 @@ class StreamBlocks:
                 f"write anything{demo_advice(checkpoint.name)}"
             )
         if all(map(self._unfolded, plans)):
-            raise CheckpointError(
-                f"family {plans[0].family} describes no norm in front of its attention, or the "
-                "checkpoint lacks it; compose without folding norms"
-            )
+            raise CheckpointError(f"{reason_without_norm(plans[0])}; compose without folding norms")
         numbers = 0
         for plan in filter(_has_values, plans):
             for coordinates in self._coordinates.values():

@@ -26,7 +26,7 @@ from wqk._machine import (
 from wqk._typing import Array
 from wqk._version import __version__
 from wqk.attention import Block
-from wqk.attention.factors import PLAIN, Coordinates, lacks_norm, omissions
+from wqk.attention.factors import PLAIN, Coordinates, lacks_norm, omissions, reason_without_norm
 from wqk.checkpoints import Checkpoint, Part, steps_of
 from wqk.errors import (
     CheckpointError,
@@ -555,10 +555,7 @@ def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[s
     """Return the reasons of ``partial`` rows, by stack."""
     lacking = [plan for plan in plans if lacks_norm(plan, coordinates)]
     if len(lacking) == len(plans):
-        raise CheckpointError(
-            f"family {plans[0].family} describes no norm in front of its attention, or the "
-            "checkpoint lacks it; scan without folding norms"
-        )
+        raise CheckpointError(f"{reason_without_norm(plans[0])}; scan without folding norms")
     reason = "some layers have no known norm in front of them, so that none was folded in"
     reasons = {plan.where: reason for plan in lacking}
     return reasons | {plan.where: plan.reason for plan in plans if plan.reason}

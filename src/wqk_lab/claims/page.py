@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from textwrap import fill
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +44,9 @@ Verdict = Literal["holds", "contradicted", "open", "count", "no record"]
 Predicted = Literal["more", "less", "none"]
 
 ERROR_RATE = 0.05
+
+# What stands before the lines below a claim.
+INDENT = "   "
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def _number(value: float, form: str) -> str:
 
 def _times(number: int, verdict: Verdict) -> str:
     """Return a number and a verdict as text: ``1 holds``, ``2 hold``."""
-    plural = "hold" if verdict == "holds" else verdict
+    plural = {"holds": "hold", "count": "counts"}.get(verdict, verdict)
     return f"{number} {verdict if number == 1 else plural}"
 
 
@@ -174,8 +178,15 @@ class ClaimsPage(Result):
         for claim in self.claims:
             yield Text.assemble((f"{claim.number} {claim.verdict}", "bold"), f": {claim.text}")
             for line in self._details(claim):
-                yield Text(f"   {line}", style="dim")
+                indented = fill(line, width, initial_indent=INDENT, subsequent_indent=INDENT)
+                yield Text(indented, style="dim")
         yield Text(self.sentence)
+        tested = sum(claim.estimate is not None for claim in self.claims)
+        yield Text(
+            f"adjusted p: by Benjamini and Hochberg's method over the {tested} tested claims; "
+            "detectable: the smallest effect that a test of this size finds in 80 % of cases",
+            style="dim",
+        )
 
     @staticmethod
     def _details(claim: PaperClaim) -> Iterator[str]:

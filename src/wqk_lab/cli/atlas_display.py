@@ -96,6 +96,25 @@ def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
         yield table
         for flag in row["flags"]:
             yield Text(f"• {flags()[flag].sentence}")
+        yield Text(_judgment(row))
+    note = "Medians over layers ± [distance to the lower quartile, to the upper quartile]."
+    yield Text(f"\n{note}", style="dim")
+
+
+def _judgment(row: Row) -> str:
+    """Return whether the numbers of a row are sound, as a line.
+
+    Examples
+    --------
+    >>> _judgment({"flags": [], "sound": True})
+    'no known problem: the numbers describe the form of the trained model'
+    >>> _judgment({"flags": ["untied-pairing"], "sound": False})
+    'not sound: the numbers do not describe the form of the trained model'
+    """
+    if not row["sound"]:
+        return "not sound: the numbers do not describe the form of the trained model"
+    judgment = "sound" if row["flags"] else "no known problem"
+    return f"{judgment}: the numbers describe the form of the trained model"
 
 
 def explained(rows: Sequence[Row]) -> dict[str, str]:

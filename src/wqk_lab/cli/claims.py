@@ -18,9 +18,10 @@ from wqk_lab.training.declared import documented
 def claims(out: Path | None, as_json: bool, as_csv: bool) -> None:
     """Compare the paper's empirical claims with published records and our own runs.
 
-    Each claim has an estimate with its 95 % interval, a p-value that is adjusted for all claims,
-    and the effect that would have been found. All records come with the package; nothing is read
-    from the network. Needs SciPy (pip install '.[train]').
+    Each claim has an estimate with its 95 % interval, a p-value that is adjusted for the number of
+    tested claims (Benjamini and Hochberg), and the effect that would have been found. A claim
+    holds, is contradicted, or is open, by the adjusted p-value. All records come with the package;
+    nothing is read from the network. Needs SciPy (pip install '.[train]').
 
     \b
     Examples:

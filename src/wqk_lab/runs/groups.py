@@ -168,6 +168,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCe
         raise RunError(
             f"{figure} needs runs with different initializations and otherwise equal recipes: "
             f"wqk lab train --init random and --init symmetric; got {_listed(runs, START[0])}"
+            f"{_advice_on_penalties(runs, penalties)}"
         )
     if len(groups) > 1:
         titles = "; ".join(_titles([group[0] for group in groups]))
@@ -177,6 +178,13 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, RunCe
         )
     ordered = sorted(groups[0], key=lambda cell: cell.start != "random")
     return {cell.start: cell for cell in ordered}
+
+
+def _advice_on_penalties(runs: Sequence[Run], are_compared: bool) -> str:
+    """Return the end of a message about runs with penalties that a figure does not compare."""
+    if are_compared or not any(cell.penalty for cell in cells(runs)):
+        return ""
+    return "; runs with a penalty are compared by wqk lab figure losses and by wqk report"
 
 
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:

@@ -105,6 +105,8 @@ def test_a_model_is_shown_in_full() -> None:
     assert "symmetry directionality (excess)" in lines
     for flag in row["flags"]:
         assert f"• {flags()[flag].sentence}" in " ".join(shown.split())
+    assert "not sound: the numbers do not describe the form of the trained model" in lines
+    assert "no known problem: " in run("lab", "atlas", "BERT-base", width=200).stdout
     explained = json.loads(run("lab", "atlas", "Mistral-7B", "--json").stdout)["flags"]
     assert explained == {flag: flags()[flag].sentence for flag in row["flags"]}
 

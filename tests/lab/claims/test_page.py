@@ -163,9 +163,11 @@ def test_the_command_prints_every_claim_and_json_has_the_numbers() -> None:
     for each in page().values():
         counts[each.verdict] = counts.get(each.verdict, 0) + 1
     sentence = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    sentence = sentence.replace("17 holds", "17 hold")
+    sentence = sentence.replace("17 holds", "17 hold").replace("3 count", "3 counts")
     assert "17 hold, " in sentence
-    assert lines[-1] == f"Of {len(page())} claims of the paper: {sentence}."
+    assert lines[-2] == f"Of {len(page())} claims of the paper: {sentence}."
+    tested = [claim for claim in page().values() if claim.estimate is not None]
+    assert f"Benjamini and Hochberg's method over the {len(tested)} tested claims" in lines[-1]
     rows = json.loads(run("lab", "claims", "--json").stdout)["claims"]
     assert [row["number"] for row in rows] == [*page()]
     assert rows[3]["verdict"] == "holds"
