@@ -586,9 +586,9 @@ OPTION_GUESSES = (
     ),
     _option_guess("--limit --max --rows --num --topk --top-k --first --n -k -n", "--top"),
     _option_guess(
-        "--asc --ascending --desc --descending --reverse --tail -r",
+        "--asc --ascending --desc --descending --reverse --tail --bottom -r",
         "--sort",
-        "--sort prints the largest values first; --csv prints all rows for other orders",
+        "--sort symmetry prints the largest values first, --sort -symmetry the smallest",
     ),
     _option_guess("--sort --sort-by --order-by", "--csv", "sort the rows of --csv"),
     _option_guess("--where --filter --query", "--csv", "filter the rows of --csv"),

@@ -127,7 +127,7 @@ def test_every_option_that_advice_names_exists() -> None:
         (["help", "symmetry"], "the page Definitions has the formulas"),
         (["qk-clip", ENCODER], "weights are clipped in Python"),
         (["lab", "train", "decoder", "-o", "run"], "Missing option '--corpus'"),
-        (["scan", ENCODER, "--reverse"], "--sort prints the largest values first"),
+        (["scan", ENCODER, "--reverse"], "largest values first, --sort -symmetry the smallest"),
         (["diff", ENCODER, DECODER, "--sort", "moved"], "--heads --top N the heads"),
         (["diff", ENCODER, wqk.demo_model("induction")], "wqk scan REFERENCE CANDIDATE, or"),
         (["scan", ENCODER, "--top", "symmetry"], "a whole number, such as 10, got 'symmetry'"),
@@ -664,7 +664,7 @@ def test_text_files_are_lists_of_checkpoints(tmp_path: Path) -> None:
     assert f"wqk survey {listing} --out FOLDER scores them" in message
     for width in (30, 200):  # a line for each, however long
         printed = run("survey", str(listing), "--dry-run", width=width).stdout
-        assert printed == f"{ENCODER}\n{DECODER}\n"
+        assert printed == "demo:encoder\ndemo:decoder\n"
 
 
 def test_a_measure_that_no_layer_has_is_explained() -> None:

@@ -50,6 +50,26 @@ def test_heads_are_sorted_alone_and_layers_alone() -> None:
         )
 
 
+def test_a_minus_in_front_of_a_column_puts_its_smallest_values_first(tmp_path: Path) -> None:
+    heads = wqk.scan(ENCODER).heads.frame.sort("symmetry")["symmetry"].to_list()
+    line = ["scan", ENCODER, "--heads", "--sort", "-symmetry", "--top", "3"]
+    shown = [float(row.split()[2]) for row in run(*line).stdout.splitlines()[2:]]
+    assert shown == pytest.approx(heads[:3], rel=5e-3)
+    csv = run(*line, "--csv", "--columns", "layer,head,symmetry").stdout
+    assert [float(row.split(",")[2]) for row in csv.splitlines()[1:]] == pytest.approx(heads[:3])
+    run(*line, "--out", tmp_path / "scores.csv")
+    assert wqk.read_table(tmp_path / "scores.csv")["symmetry"].to_list() == heads[:3]
+    layers = run("scan", ENCODER, "--sort=-symmetry", "--columns", "symmetry", "--csv").stdout
+    values = [float(row) for row in layers.splitlines()[1:]]
+    assert values == sorted(values)
+    message = run("scan", ENCODER, "--sort", "-symetry", exits=2).stderr
+    assert "no column 'symetry'; did you mean 'symmetry'?" in message
+    message = run("scan", ENCODER, "--sort", "xyzzy", exits=2).stderr
+    assert "a minus in front, such as -symmetry, puts the smallest values first" in message
+    with pytest.raises(wqk.errors.TableError, match="smallest values first, descending=True"):
+        wqk.scan(ENCODER).sort("-symmetry")
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

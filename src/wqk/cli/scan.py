@@ -36,6 +36,7 @@ from wqk.tables.columns import MEASURES
 if TYPE_CHECKING:
     import polars as pl
 
+    from wqk.tables.rendering import SortOrder
     from wqk.tables.score_table import ScoreTable
 
 
@@ -91,7 +92,8 @@ if TYPE_CHECKING:
     "--sort",
     "sort_by",
     metavar="COLUMN",
-    help="Largest values of a column first, also in --out; with --heads, of the heads alone.",
+    help="Largest values of a column first, or smallest with a minus, -symmetry; also in --out; "
+    "with --heads, of the heads alone.",
 )
 @click.option(
     "--top",
@@ -169,6 +171,7 @@ def scan(
       wqk scan ./my-model --heads --out scores.parquet
       wqk scan ./my-model --details forms.npz --report report.html
       wqk scan ./my-model --csv | head
+      wqk scan ./my-model --heads --sort -symmetry --top 10
       wqk scan ./my-model --csv --columns layer,symmetry
       wqk scan ./run --json | jq '.summary[].symmetry_median'
       wqk scan ./my-model --heads --ceiling --fail-if 'score_ceiling > 1000'
@@ -176,6 +179,7 @@ def scan(
     from wqk.cli import display
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.tables.rendering import (
+        SortOrder,
         heading_definitions,
         measured,
         one_checkpoint,
@@ -195,7 +199,8 @@ def scan(
     files = _Files(out=out, picture=picture, details=details, report=report)
     files.check()
     measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
-    _check_columns(measures, sort_by, columns, where=where, fail_if=fail_if)
+    order = None if sort_by is None else SortOrder.parse(sort_by)
+    _check_columns(measures, order, columns, where=where, fail_if=fail_if)
     opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
@@ -226,8 +231,8 @@ def scan(
         if not (as_json or ending):
             if not len(printed):
                 console.print(_no_row(model.name, where or "", heads), markup=False)
-            elif measures or sort_by or top or where or head_numbers:
-                console.print(*measured(printed, measures, sort_by, top), sep="\n")
+            elif measures or order or top or where or head_numbers:
+                console.print(*measured(printed, measures, order, top), sep="\n")
             elif len(jobs) > 1:
                 lines = scores(printed, console.width, full)
                 console.print(*(display.from_top(lines) if len(tables) == 1 else lines), sep="\n")
@@ -240,9 +245,9 @@ def scan(
     if not tables:
         context.exit(2)
     joined = join(chosen)
-    rows = join([replace(table, frame=ranked(table.frame, sort_by, top)) for table in chosen])
-    if sort_by is not None:
-        reason = reason_not_sorted(joined, sort_by)
+    rows = join([replace(table, frame=ranked(table.frame, order, top)) for table in chosen])
+    if order is not None:
+        reason = reason_not_sorted(joined, order)
         if reason:
             display.say(reason)
     if as_json:
@@ -267,7 +272,7 @@ def scan(
 
 
 def _check_columns(
-    measures: Sequence[str], sort_by: str | None, columns: str | None, **conditions: str | None
+    measures: Sequence[str], order: SortOrder | None, columns: str | None, **conditions: str | None
 ) -> None:
     """Raise an error before the scan if an option names a column that the table will not have.
 
@@ -286,7 +291,7 @@ def _check_columns(
     for measure in MEASURES:
         if measure.name in measures:
             table = table.with_columns(pl.DataFrame(schema=types(measure.columns)))
-    ranked(table, sort_by, top=None)
+    ranked(table, order, top=None)
     if columns is not None:
         _with_columns(table, columns.split(","))
     for name, text in conditions.items():

@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -553,14 +554,70 @@ def side_by_side(table: ScoreRows) -> Iterator[Any]:
         yield lines
 
 
+@dataclass(frozen=True)
+class SortOrder:
+    """The order of rows by a column, as ``--sort`` describes it.
+
+    Rows without a value come last in either direction.
+
+    Attributes
+    ----------
+    column
+        Name of the column.
+    smallest_first
+        Whether the smallest values come first, instead of the largest.
+
+    Examples
+    --------
+    >>> SortOrder.parse("symmetry")
+    SortOrder(column='symmetry', smallest_first=False)
+    >>> SortOrder.parse("-symmetry")
+    SortOrder(column='symmetry', smallest_first=True)
+    """
+
+    column: str
+    smallest_first: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the order for a column's name; after a minus, smallest values come first."""
+        return cls(text.removeprefix("-"), smallest_first=text.startswith("-"))
+
+    def sort(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Sort the rows.
+
+        Raises
+        ------
+        TableError
+            No column has the name.
+        """
+        name = self.column
+        if name not in frame.columns:
+            # Scores are the usual columns for sorting.
+            scores = [column for column, kind in frame.schema.items() if kind.is_float()]
+            advice = (
+                advice_on_measure(name)
+                or did_you_mean(name, frame.columns)
+                or f"; scores are {', '.join(scores)}; a minus in front, such as -symmetry, puts "
+                "the smallest values first"
+            )
+            raise TableError(f"no column {name!r}{advice}")
+        key = pl.col(name)
+        if frame[name].dtype.is_float():
+            key = key.fill_nan(None)
+        return frame.sort(
+            key, descending=not self.smallest_first, nulls_last=True, maintain_order=True
+        )
+
+
 def measured(
-    table: ScoreRows, measures: Sequence[str], sort_by: str | None, top: int | None
+    table: ScoreRows, measures: Sequence[str], order: SortOrder | None, top: int | None
 ) -> Iterator[Any]:
     """Yield a table of scores and a table for each measure, of the first ``top`` rows.
 
     A sorted table ranks heads with heads: if the table has heads, the rows of layers are left out.
     """
-    frame = ranked(table.frame, sort_by, top)
+    frame = ranked(table.frame, order, top)
     selected = [measure for measure in MEASURES if measure.name in measures]
     columns_of_sheets = [[*HEADLINE, "norm"]]
     for measure in selected:
@@ -577,8 +634,8 @@ def measured(
         ]
         if not filled:
             continue
-        if sort_by is not None and sort_by not in (*filled, *index):
-            filled.append(sort_by)
+        if order is not None and order.column not in (*filled, *index):
+            filled.append(order.column)
         yield _sheet_of_columns(frame, index, filled)
     notes = []
     columns = chain.from_iterable(measure.columns for measure in selected)
@@ -590,12 +647,12 @@ def measured(
     yield from (Text(note, style="dim") for note in notes)
 
 
-def ranked(frame: pl.DataFrame, sort_by: str | None, top: int | None) -> pl.DataFrame:
+def ranked(frame: pl.DataFrame, order: SortOrder | None, top: int | None) -> pl.DataFrame:
     """Return the first ``top`` rows, sorted by a column; if sorted, only rows of heads, if any."""
-    if sort_by is not None:
+    if order is not None:
         if frame["head"].is_not_null().any():
             frame = frame.filter(pl.col("head").is_not_null())
-        frame = _sorted(frame, sort_by)
+        frame = order.sort(frame)
     return frame.head(top or frame.height)
 
 
@@ -605,9 +662,10 @@ COLUMNS_OF_HEADS = ("head", "key_head")
 ROWS_OF_LAYERS = "these are rows of layers; --heads adds a row for each head"
 
 
-def reason_not_sorted(table: ScoreRows, name: str) -> str:
+def reason_not_sorted(table: ScoreRows, order: SortOrder) -> str:
     """Return the reason if a column is empty in all rows to be sorted; otherwise nothing."""
-    values = ranked(table.frame, name, None)[name]
+    name = order.column
+    values = ranked(table.frame, order, None)[name]
     if values.dtype.is_float():
         values = values.fill_nan(None)
     if values.is_empty() or values.is_not_null().any():
@@ -619,23 +677,6 @@ def reason_not_sorted(table: ScoreRows, name: str) -> str:
     if not is_of_layers and is_filled_elsewhere:
         return f"not sorted by {name}: only rows of layers have it; leave out --heads to sort those"
     return f"not sorted by {name}: the column is empty"
-
-
-def _sorted(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Sort by a column, largest values first; rows without a value come last."""
-    if name not in frame.columns:
-        # Scores are the usual columns for sorting.
-        scores = [column for column, kind in frame.schema.items() if kind.is_float()]
-        advice = (
-            advice_on_measure(name)
-            or did_you_mean(name, frame.columns)
-            or f"; scores are {', '.join(scores)}"
-        )
-        raise TableError(f"no column {name!r}{advice}")
-    key = pl.col(name)
-    if frame[name].dtype.is_float():
-        key = key.fill_nan(None)
-    return frame.sort(key, descending=True, nulls_last=True, maintain_order=True)
 
 
 def _sheet_of_columns(frame: pl.DataFrame, index: Sequence[str], names: Sequence[str]) -> Sheet:

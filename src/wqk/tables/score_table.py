@@ -378,8 +378,14 @@ class Table(Shown):
         if ascending is not None:
             descending = not ascending
         for name in (by, *more):
-            if isinstance(name, str):
-                self._require_column(name)
+            if not isinstance(name, str):
+                continue
+            if name.startswith("-") and name[1:] in self.frame.columns:
+                raise TableError(
+                    f"sort: no column {name!r}; sort({name[1:]!r}) puts the smallest values first, "
+                    "descending=True the largest"
+                )
+            self._require_column(name)
         return pl.concat(
             rows.frame.sort(by, *more, descending=descending, **options) for rows in self._kinds()
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--search", metavar="TEXT")
 @click.option(
     "--sort",
-    type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
+    type=click.Choice(["table", "name", "symmetry", "-symmetry", "directionality", "parameters"]),
     default="table",
 )
 @json_output
@@ -53,7 +53,7 @@ def atlas(model: str | None, as_json: bool, as_csv: bool, **choice: Any) -> None
     search
         Only rows with TEXT in their name or checkpoint.
     sort
-        Order of the rows.
+        Order of the rows; symmetry puts the largest first, -symmetry the smallest.
     """
     from wqk.cli import display
     from wqk_lab.atlas import all_published, lookup
@@ -90,5 +90,6 @@ def _chosen(
         rows = rows.filter(text.str.contains(search.lower(), literal=True))
     if sort == "table":
         return rows
-    key = pl.col("name").str.to_lowercase() if sort == "name" else pl.col(sort)
+    column = sort.removeprefix("-")
+    key = pl.col("name").str.to_lowercase() if column == "name" else pl.col(column)
     return rows.sort(key, descending=sort == "symmetry", nulls_last=True, maintain_order=True)

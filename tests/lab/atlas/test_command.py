@@ -36,6 +36,9 @@ def test_filters_and_orders() -> None:
         "Phi-3-mini-128k-instruct",
     }
     assert names("--sort", "symmetry")[:2] == ["BERT-tiny", "BERT-2L-128"]
+    smallest_first = [names("--sort", "-symmetry"), names("--sort", "symmetry")]
+    assert {*smallest_first[0]} == {*smallest_first[1]}
+    assert smallest_first[0][:1] != smallest_first[1][:1]
     assert names("--sort", "directionality")[:2] == ["TinyStories-1M", "TinyStories-3M"]
     assert names("--sort", "directionality")[-2:] == ["GPT2-medium", "Phi-2"]
     assert names("--sort", "parameters")[-1] == "LLaMA3.1-405B"
