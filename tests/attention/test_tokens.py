@@ -369,3 +369,75 @@ def test_an_unknown_word_is_answered_with_tokens_near_it(
     with pytest.raises(CheckpointError, match="the name of a single token, or its number") as error:
         match_tokens(folder, 0, 1, query=query)
     assert str(error.value).endswith(suggestion)
+
+
+@pytest.mark.parametrize("top", [15, 25, VOCABULARY, 10 * VOCABULARY**2])
+def test_no_token_and_no_pair_is_in_two_lists(top: int) -> None:
+    matches = match_tokens(model(), 0, 1, top=top)
+    for first, second, total in (
+        (matches.most_alike, matches.least_alike, VOCABULARY),
+        (matches.largest, matches.smallest, VOCABULARY**2),
+    ):
+        pairs = [(pair.query, pair.key) for pair in (*first, *second)]
+        assert len(pairs) == len(set(pairs)) == min(2 * top, total)
+        scores = [pair.score for pair in (*first, *reversed(second))]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("circuit", ["qk", "ov"])
+def test_tokens_with_a_positive_score_with_themselves_are_counted(circuit: Any) -> None:
+    matches = match_tokens(two_layers(), 1, 1, top=VOCABULARY, circuit=circuit)
+    positive = sum(pair.score > 0 for pair in matches.most_alike)
+    assert 0 < positive < VOCABULARY
+    assert (matches.positive_tokens, matches.tokens) == (positive, VOCABULARY)
+    chosen = match_tokens(two_layers(), 1, 1, query=3, circuit=circuit)
+    assert (chosen.positive_tokens, chosen.tokens) == (positive, VOCABULARY)
+    assert f"for {positive} of 40 tokens" in chosen.sentence
+    assert ("more likely" in str(chosen)) == (circuit == "ov")
+
+
+def test_the_screen_has_the_names_of_the_lists_in_files() -> None:
+    text = str(match_tokens(model(), 0, 1, top=2))
+    assert "most to itself (most_alike)" in text
+    assert "least to itself (least_alike)" in text
+    chosen = str(match_tokens(model(), 0, 1, query=3, top=2))
+    assert "most to itself" not in chosen
+    assert "3 with itself: " in chosen
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors", "sentence"),
+    [
+        (
+            "gpt2",
+            {"wpe.weight": (7, D)},
+            "the model adds rows of wpe.weight to the embeddings",
+        ),
+        (
+            "bert",
+            {
+                "embeddings.position_embeddings.weight": (7, D),
+                "embeddings.token_type_embeddings.weight": (2, D),
+                "vision.embeddings.position_embeddings.weight": (9, D),
+            },
+            "adds rows of embeddings.position_embeddings.weight and "
+            "embeddings.token_type_embeddings.weight to the embeddings",
+        ),
+        (
+            "qwen2",
+            {},
+            "if only the norm, model.layers.0.input_layernorm.weight, lies between the embeddings "
+            "and attention. The model has no table of positions to add to the embeddings: "
+            "positions rotate queries and keys.",
+        ),
+        ("falcon", {}, "positions change the scores"),
+        ("gpt2", {}, "models can also compute them"),
+    ],
+)
+def test_the_first_layer_names_positions_and_norm(kind: str, tensors: Any, sentence: str) -> None:
+    checkpoint = biased(kind)
+    arrays = {name: np.ones(shape) for name, shape in tensors.items()}
+    complete = StateDict(checkpoint._arrays | arrays, checkpoint.config, kind)
+    caveat = match_tokens(complete, 0, 0).caveat
+    assert sentence in caveat
+    assert ("own scores differ" in caveat) == bool(tensors)

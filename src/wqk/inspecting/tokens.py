@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 from rich.text import Text
 
-from wqk._console import Result, display_name, json_value, number
+from wqk._console import Result, counted, display_name, json_value, number
 from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.factors import Coordinates, lacks_norm, omissions
@@ -47,6 +47,12 @@ LARGEST_TOKENIZER = 2**28
 # Names of the tables that turn the stream into logits, if they differ from the embeddings.
 UNEMBEDDINGS = re.compile(
     r"(?:.*\.)?(?:lm_head|embed_out|unembed|output|lm_head\.decoder|decoder)\.weight"
+)
+
+# Names of tables whose rows models add to the embeddings of tokens: positions, types of tokens.
+ADDED_TABLES = re.compile(
+    r"(?:.*\.)?(?:wpe|\w*position\w*|pos_emb\w*|token_type_embeddings?|segment_embeddings?)"
+    r"(?:\.weight)?"
 )
 
 # Rows of the table of embeddings that are in memory at a time.
@@ -125,9 +131,11 @@ class TokenMatches(Result):
     normalized
         Whether the norm before the block is folded in.
     largest, smallest
-        Pairs with the most extreme scores, the most extreme pair first.
+        Pairs with the most extreme scores, the most extreme pair first. No pair is in both lists:
+        if there are fewer pairs than places, ``smallest`` has the pairs that ``largest`` lacks.
     most_alike, least_alike
-        Tokens with the most extreme scores with themselves.
+        Tokens with the most extreme scores with themselves ("most to itself" and "least to itself"
+        on the screen). No token is in both lists.
     caveat
         Sentences on the meaning of the scores.
     circuit
@@ -137,6 +145,12 @@ class TokenMatches(Result):
         Layer and head between the embedding and the keys or values.
     unembeddings
         Name of the table for written tokens, if the circuit is ``ov``.
+    tokens
+        Number of tokens with a score with themselves: all tokens of the vocabulary, also if
+        ``query`` or ``key`` chose one of them.
+    positive_tokens
+        Number of these tokens whose score with themselves is above 0. With ``ov``, attending to
+        such a token makes this token more likely.
     """
 
     checkpoint: str
@@ -154,14 +168,30 @@ class TokenMatches(Result):
     circuit: str = "qk"
     through: tuple[int, int] | None = None
     unembeddings: str | None = None
+    tokens: int = 0
+    positive_tokens: int = 0
 
     @property
     def sentence(self) -> str:
-        """The pair with the largest score."""
+        """The pair with the largest score, and the number of tokens that match themselves."""
         best = self.largest[0]
         return (
             f"{self.checkpoint}, {self.stack}, layer {self.layer}, head {self.head}: largest score "
-            f"{_score(best.score, abs(best.score))}, {_query(best)} → {_key(best)}"
+            f"{_score(best.score, abs(best.score))}, {_query(best)} → {_key(best)}; "
+            f"{self._matching_themselves}"
+        )
+
+    @property
+    def _matching_themselves(self) -> str:
+        """Number of tokens with a positive score with themselves, in words."""
+        if self.circuit == "ov":
+            return (
+                f"attending to a token makes this token more likely for {self.positive_tokens} of "
+                f"{counted(self.tokens, 'token')}"
+            )
+        return (
+            f"the score of a token with itself is above 0 for {self.positive_tokens} of "
+            f"{counted(self.tokens, 'token')}"
         )
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
@@ -193,9 +223,13 @@ class TokenMatches(Result):
         yield _side_by_side(
             columns, self.largest, self.smallest, lambda pair: f"{_query(pair)} → {_key(pair)}"
         )
-        columns = ("most to itself: token", "least to itself: token")
-        if self.most_alike:
+        columns = ("most to itself (most_alike)", "least to itself (least_alike)")
+        if len(self.most_alike) > 1 or self.least_alike:
             yield _side_by_side(columns, self.most_alike, self.least_alike, _query)
+        elif self.most_alike:
+            (pair,) = self.most_alike
+            yield Text(f"{_query(pair)} with itself: {_score(pair.score, abs(pair.score))}")
+        yield Text(f"{self._matching_themselves[0].upper()}{self._matching_themselves[1:]}.")
         yield Text(self.caveat, style="dim")
 
 
@@ -234,7 +268,8 @@ def match_tokens(
     stack
         ``encoder`` or ``decoder``, if the model has both.
     top
-        Number of pairs in each list.
+        Number of pairs in each list. No pair is in two lists: the second list is shorter if there
+        are too few pairs.
     distance
         Number of tokens from key to query, for rotary models.
     fold_norm
@@ -312,7 +347,7 @@ def match_tokens(
     names = token_names(model.ref, **model.hub)
     is_single = circuit == "qk" and not through
     if is_single:
-        caveat = _caveat(plan, fold_norm)
+        caveat = _caveat(checkpoint, plan, table, fold_norm)
     else:
         address = None if through is None else (reading.layer, through[1])
         caveat = _written_caveat(plan, circuit, address, fold_norm)
@@ -341,13 +376,15 @@ def match_tokens(
     # Pairs of places among the chosen tokens become pairs of numbers of tokens.
     largest, smallest = (
         np.stack([query_numbers[pairs[0]], key_numbers[pairs[1]]])
-        for pairs in extreme_pairs(chosen_queries, chosen_keys, top)
+        for pairs in _distinct_extremes(chosen_queries, chosen_keys, top)
     )
+    count = min(len(queries), len(keys))  # one of the tables may be padded
+    scores = np.einsum("vr,vr->v", queries[:count], keys[:count])
     with_themselves = np.intersect1d(query_numbers, key_numbers)
-    scores = np.einsum("vr,vr->v", queries[with_themselves], keys[with_themselves])
-    by_score_with_itself = with_themselves[np.argsort(scores)]
-    least_alike = np.stack([by_score_with_itself[:top]] * 2)
-    most_alike = np.stack([by_score_with_itself[::-1][:top]] * 2)
+    by_score_with_itself = with_themselves[np.argsort(scores[with_themselves])[::-1]]
+    most_alike, least_alike = (
+        np.stack([tokens] * 2) for tokens in _distinct_ends(by_score_with_itself, top)
+    )
     return TokenMatches(
         checkpoint=checkpoint.name,
         stack=plan.stack,
@@ -364,7 +401,37 @@ def match_tokens(
         circuit=circuit,
         through=None if through is None else (reading.layer, through[1]),
         unembeddings=unembeddings,
+        tokens=count,
+        positive_tokens=int((scores > 0).sum()),
     )
+
+
+def _distinct_ends(descending: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and the last entries along the last axis, the last entry first.
+
+    No entry is in both results: the second result has what the first result lacks.
+
+    Examples
+    --------
+    >>> [ends.tolist() for ends in _distinct_ends(np.arange(5), 2)]
+    [[0, 1], [4, 3]]
+    >>> [ends.tolist() for ends in _distinct_ends(np.arange(5), 4)]
+    [[0, 1, 2, 3], [4]]
+    """
+    count = descending.shape[-1]
+    least_count = min(top, max(count - top, 0))
+    return descending[..., :top], descending[..., ::-1][..., :least_count]
+
+
+def _distinct_extremes(
+    query: np.ndarray, key: np.ndarray, top: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the results of `extreme_pairs`, without pairs that are in both."""
+    pairs = len(query) * len(key)
+    if 2 * top <= pairs:
+        return extreme_pairs(query, key, top)
+    descending, _ = extreme_pairs(query, key, pairs)
+    return _distinct_ends(descending, top)
 
 
 def _chosen_tokens(
@@ -573,7 +640,7 @@ def unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
     return candidates[0] if len(candidates) == 1 else table
 
 
-def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
+def _caveat(checkpoint: Checkpoint, plan: AttentionPlan, table: str, fold_norm: bool) -> str:
     """Describe the meaning of a single head's scores, and the missing terms."""
     if plan.layer:
         exact = (
@@ -581,10 +648,7 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
             "pairs as a hint at what its form matches."
         )
     else:
-        exact = (
-            "In layer 0 this is the model's own score if the embedding reaches attention through "
-            "nothing more than a norm, and no positions are added to it."
-        )
+        exact = _first_layer(checkpoint, plan, table)
     missing = [plan.reason] if plan.reason else []
     for omission in omissions(plan, Coordinates("qk", fold_norm, bias=True)):
         # The scores include the scale and the chosen distance. A norm that is not folded is
@@ -595,6 +659,61 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
         missing.append("the norm in front of the block is not applied (--fold-norm applies it)")
     but = f" However, {'; '.join(missing)}." if missing else ""
     return f"Scores of token embeddings alone, with scale and biases. {exact}{but}"
+
+
+def _first_layer(checkpoint: Checkpoint, plan: AttentionPlan, table: str) -> str:
+    """Describe the difference between the scores of embeddings and the model's, in layer 0."""
+    added = _added_tables(checkpoint, table, plan.stack)
+    if added:
+        return (
+            "In layer 0 the model's own scores differ: the model adds rows of "
+            f"{' and '.join(added)} to the embeddings."
+        )
+    between = "nothing lies between the embeddings and attention (no norm is known there)"
+    norm = plan.query.input_norm
+    if norm is not None:
+        name = f", {norm.gain[0].name}," if norm.gain else ""
+        between = f"only the norm{name} lies between the embeddings and attention"
+    if plan.rotary or plan.axial or plan.position:
+        way = (
+            "positions change the scores" if plan.position else "positions rotate queries and keys"
+        )
+        return (
+            f"In layer 0 this is the model's own score if {between}. The model has no table of "
+            f"positions to add to the embeddings: {way}."
+        )
+    return (
+        f"In layer 0 this is the model's own score if {between}, and no positions are added to the "
+        "embeddings: the checkpoint has no table of positions, but models can also compute them."
+    )
+
+
+def _added_tables(checkpoint: Checkpoint, table: str, stack: str) -> list[str]:
+    """Return tables next to the token embeddings whose rows the model adds to the embeddings.
+
+    Towers of a composite model have tables of the same names, but in other modules.
+    """
+    modules = {_module(table), f"{_module(table)}.{stack}".lstrip(".")}
+    width = checkpoint.info(table).shape[1]
+    return [
+        name
+        for name, info in checkpoint.tensors().items()
+        if ADDED_TABLES.fullmatch(name)
+        and _module(name) in modules
+        and len(info.shape) == 2
+        and info.shape[1] == width
+    ]
+
+
+def _module(table: str) -> str:
+    """Return the module that contains a table.
+
+    Examples
+    --------
+    >>> [_module(name) for name in ("bert.embeddings.word_embeddings.weight", "wte.weight")]
+    ['bert.embeddings', '']
+    """
+    return table.removesuffix(".weight").rpartition(".")[0]
 
 
 def _pairs(
@@ -773,9 +892,14 @@ def _side_by_side(
     right: tuple[TokenPair, ...],
     label: Callable[[TokenPair], str],
 ) -> Sheet:
-    """Return a sheet with two lists of token pairs and their scores."""
-    table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
+    """Return a sheet with two lists of token pairs and their scores; the second may be empty."""
     largest = max(abs(pair.score) for pair in (*left, *right))
+    if not right:
+        table = Sheet.of(columns[0], "score", text=columns[:1])
+        for pair in left:
+            table.add(label(pair), _score(pair.score, largest))
+        return table
+    table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
     for pairs in zip_longest(left, right):
         cells = []
         for pair in pairs:

@@ -99,30 +99,50 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class VerifiedBlock:
-    """Comparison of one application of a block's attention."""
+    """Comparison of one application of a block's attention.
+
+    Attributes
+    ----------
+    stack, kind, layer
+        The block.
+    application
+        Number of the use of shared weights, from 0.
+    difference
+        Largest absolute difference of an attention probability. Infinite if the weights do not fit
+        the model's computation; None if the model reports no attention.
+    form_difference
+        Largest difference of a product of queries and keys without positions, relative to the
+        largest product. None if it was not needed, or no such product was observed.
+    contrast
+        Largest distance of the model's own attention from uniform attention.
+    tolerance
+        Largest accepted difference.
+    largest_score
+        Largest absolute score of this input, before a cap and additive positions; None if the scale
+        is not known.
+    ceiling
+        Largest score that any input can produce; None without a bound, or if the scale is not
+        known.
+    described
+        Whether the family describes everything in the score besides the form.
+    heads, observed_heads
+        Numbers of query heads by the family, and of the model's own attention; None if that
+        attention was compared, or none was observed.
+    """
 
     derived: ClassVar = ("verdict",)
 
     stack: str
     kind: str
     layer: int
-    application: int  # counts the uses of shared weights from 0
-
-    # Largest absolute difference of an attention probability; infinite if the weights do not fit
-    # the model's computation, None if the model reports no attention.
+    application: int
     difference: float | None
-    # Largest difference of a product of queries and keys without positions, relative to the largest
-    # product; None if it was not needed, or no such product was seen.
     form_difference: float | None
-    contrast: float  # largest distance of the model's own attention from uniform
-    tolerance: float  # largest allowed difference
-    # Largest absolute score of this input, before a cap and additive positions, and the largest
-    # that any input can produce; None without a bound, or if the scale is not known.
+    contrast: float
+    tolerance: float
     largest_score: float | None
     ceiling: float | None
-    described: bool  # whether the family describes everything in the score besides the form
-    # Numbers of query heads by the family, and of the model's own attention; None where that
-    # attention was compared, or none was seen.
+    described: bool
     heads: int | None = None
     observed_heads: int | None = None
 
