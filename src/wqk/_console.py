@@ -74,6 +74,17 @@ def display_name(checkpoint: str) -> str:
     return f"demo:{path.name}" if path.parent == DEMO_MODELS else checkpoint
 
 
+def with_display_names(message: str) -> str:
+    """Replace the folders of the package's small models in a message by ``demo:NAME``.
+
+    Examples
+    --------
+    >>> with_display_names(f"{DEMO_MODELS / 'encoder'}: has no values")
+    'demo:encoder: has no values'
+    """
+    return message.replace(str(DEMO_MODELS / "_").removesuffix("_"), "demo:")
+
+
 def size(count: float) -> str:
     """Format a number of bytes in decimal units.
 

@@ -662,9 +662,11 @@ def test_text_files_are_lists_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(Path(ENCODER, "model.safetensors").read_bytes())
     message = run("scan", str(listing), exits=2).stderr
     assert f"wqk survey {listing} --out FOLDER scores them" in message
+    assert run("survey", str(listing), "--dry-run").stdout == "demo:encoder\ndemo:decoder\n"
+    copy = shutil.copytree(ENCODER, tmp_path / "a folder with a long name" / "encoder")
+    listing.write_text(f"{copy}\n")
     for width in (30, 200):  # a line for each, however long
-        printed = run("survey", str(listing), "--dry-run", width=width).stdout
-        assert printed == "demo:encoder\ndemo:decoder\n"
+        assert run("survey", str(listing), "--dry-run", width=width).stdout == f"{copy}\n"
 
 
 def test_a_measure_that_no_layer_has_is_explained() -> None:

@@ -481,7 +481,7 @@ def reason_without_norm(plan: AttentionPlan) -> str:
     """
     names = plan.rule.key_input_norm if plan.rule.kind == "cross" else plan.rule.input_norm
     if not names:
-        return f"family {plan.family} has no norm in front of its attention"
+        return f"family {plan.family} names no norm in front of its attention"
     name = re.sub(r"\{\w+\}", "*", names[0])
     return f"the checkpoint lacks the norm in front of its attention, {name}"
 

@@ -18,7 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from wqk._console import UNPRINTABLE, cleaning, json_value, printable, size
+from wqk._console import (
+    UNPRINTABLE,
+    cleaning,
+    json_value,
+    printable,
+    size,
+    with_display_names,
+)
 from wqk._files import check_output
 from wqk.cli.streams import discard
 from wqk.storage.references import without_secrets
@@ -91,7 +98,8 @@ def output() -> Console:
 def say(message: str) -> None:
     """Print lines on standard error, above a progress bar, if any."""
     # The bar replaces standard error by another stream; click.echo would bypass this stream.
-    print(printable(without_secrets(message)), file=sys.stderr, flush=True)
+    text = printable(with_display_names(without_secrets(message)))
+    print(text, file=sys.stderr, flush=True)
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:

@@ -132,7 +132,7 @@ class Verbs(Mapping[str, click.Command]):
 
 
 class Boundary(click.Group):
-    """Group of verbs; prints an error as one line, or with ``--debug`` as a traceback.
+    """Group of verbs; prints an error as one line, with ``--debug`` after its traceback.
 
     The help lists the verbs in sections, each with its first sentence.
     """
@@ -278,7 +278,7 @@ class Boundary(click.Group):
             raise
         except Exception as error:
             if context.find_root().params.get("debug"):
-                raise
+                _print_traceback(error)
             tell(self.described(error, context))
             context.exit(2)
 
@@ -424,12 +424,21 @@ def _verbs_with(option: str, context: click.Context | None) -> list[str]:
 
 def tell(message: str) -> None:
     """Print one line to standard error, if standard error is open."""
-    from wqk._console import printable
+    from wqk._console import printable, with_display_names
     from wqk.storage.references import without_secrets
 
-    message = without_secrets(" ".join(message.split()))
+    message = with_display_names(without_secrets(" ".join(message.split())))
     with contextlib.suppress(OSError, ValueError):
         click.echo(f"wqk: {printable(shortened(message))}", err=True)
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print the traceback of an error to standard error."""
+    from traceback import format_exception
+
+    from wqk.storage.references import without_secrets
+
+    click.echo(without_secrets("".join(format_exception(error))), err=True, nl=False)
 
 
 def run(command: Callable[..., Any]) -> int:

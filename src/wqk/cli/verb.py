@@ -332,15 +332,15 @@ class Verb:
         """Call the function, and write the result or the error as JUnit's XML."""
         from wqk._files import check_writable, write_atomically
         from wqk._junit import Case, junit_report
-        from wqk.errors import WqkError
 
         check_writable(junit)
         name = self.function.partition(":")[2]
         suite = " = ".join(str(options[model]) for model in models)
         try:
             result = self._call(models, options)
-        except WqkError as error:
-            case = Case(name, error=str(error))
+        except Exception as error:
+            # A build server shows the report of every outcome, of unexpected errors too.
+            case = Case(name, error=str(error) or type(error).__name__)
             write_atomically(junit, junit_report(suite, f"wqk.{name}", [case]))
             raise
         write_atomically(junit, junit_report(suite, f"wqk.{name}", result._junit_cases()))

@@ -301,7 +301,7 @@ def same(
     from wqk._files import check_writable, write_atomically
     from wqk._style import check_picture, save_figure
     from wqk.cli import display
-    from wqk.errors import OutputError, WqkError
+    from wqk.errors import OutputError
     from wqk.sameness import reports
     from wqk.sameness.same import same as compare
 
@@ -319,9 +319,11 @@ def same(
     try:
         with display.bar("comparing", display.blocks_progress) as show_progress:
             result = compare(reference, candidate, on_progress=show_progress, **options)
-    except WqkError as error:
+    except Exception as error:
+        # A build server shows the report of every outcome, of unexpected errors too.
         if junit:
-            write_atomically(junit, reports.junit_error(reference, candidate, str(error)))
+            reason = str(error) or type(error).__name__
+            write_atomically(junit, reports.junit_error(reference, candidate, reason))
         raise
     display.show(result.to_dict(), result, as_json=as_json, ending=ending, rows=result)
     if junit:
