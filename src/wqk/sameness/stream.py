@@ -179,6 +179,8 @@ class StreamView(View):
         """Add the axes of the readers of each differing gain, if the gain explains all readers."""
         tensors = self.inner.tensors()
         for gain in sorted({*gain_by_reader.values()}):
+            if tensors[gain].shape != self._candidate.info(self._names[gain]).shape:
+                continue
             is_centered = f"{gain.removesuffix('weight')}bias" in tensors
             if is_centered or np.allclose(*self._gains(gain), rtol=SAME_SHARE):
                 continue
@@ -367,6 +369,9 @@ def rotated_stream(models: Sequence[Model], names: Mapping[str, str]) -> tuple[M
         return None, str(error)
     if table not in names:
         return None, f"{candidate.name} has no {table}"
+    candidate_width = candidate.info(names[table]).shape[-1]
+    if candidate_width != width:
+        return None, f"the streams have {width} and {candidate_width} dimensions"
     rotation, distance = _rotation(models, names, table, width)
     if distance > allowed(reference.info(table), candidate.info(names[table])):
         return (
@@ -413,14 +418,18 @@ def _vectors(
 
     Further vectors are the columns of weights that write to the stream.
     """
-    reference = models[0].checkpoint
-    rows = ((0, min(reference.info(table).shape[0], 8 * width)),)
+    reference, candidate = (model.checkpoint for model in models)
+    # A padded vocabulary has more rows.
+    vocabulary = min(reference.info(table).shape[0], candidate.info(names[table]).shape[0])
+    rows = ((0, min(vocabulary, 8 * width)),)
     yield _read_pair(models, Part(table, rows), Part(names[table], rows))
     formed = {*names_in_forms(models[0].plans)}
     for name, info in reference.tensors().items():
         is_matrix = len(info.shape) == 2
         writes = is_matrix and info.shape[0] == width != info.shape[1]
-        if writes and name in names and name not in formed:
+        if not writes or name not in names or name in formed:
+            continue
+        if candidate.info(names[name]).shape == info.shape:
             expected, actual = _read_pair(models, Part(name), Part(names[name]))
             yield expected.T, actual.T
 

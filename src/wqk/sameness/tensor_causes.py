@@ -150,7 +150,7 @@ def _findings(
     findings += filter(None, map(search.edited, of_shape))
     findings += search.recut(_unexplained(of_shape, findings))
     findings += filter(None, map(search.resized, reshaped))
-    findings += _exchanged_gates(tensors)
+    findings += _exchanged_gates(models[1], tensors)
     findings += _heads_against_ties(models[1], tensors)
     if _are_of_one_type(models):
         missing = [tensor.name for tensor in tensors if tensor.outcome is Outcome.MISSING]
@@ -254,13 +254,15 @@ def _shown_by_numbers(tensors: Sequence[TensorComparison]) -> Iterator[TensorFin
             yield TensorFinding(tensor.kind, reason, (tensor.name,))
 
 
-def _exchanged_gates(tensors: Sequence[TensorComparison]) -> Iterator[TensorFinding]:
+def _exchanged_gates(model: Model, tensors: Sequence[TensorComparison]) -> Iterator[TensorFinding]:
     """Find gates stored under another format's name for up projections, and the reverse."""
     reason = "gate and up projections have changed places"
     for tensor in tensors:
         if tensor.outcome is not Outcome.FOUND or not tensor.name:
             continue
         stored = tensor.reason.removeprefix("in ")
+        if stored not in model.checkpoint.tensors():
+            continue  # parts of several tensors
         if _has_word(tensor.name, GATES) and _has_word(stored, UPS):
             partner = _gate_of(stored)
             step = Exchange((stored, partner), (partner, stored))

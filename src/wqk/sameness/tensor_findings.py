@@ -122,8 +122,13 @@ class TensorSearch:
         Exchanges of more than `LARGEST` numbers are not run, because each tensor was already
         compared with its source entry by entry.
         """
-        stored = {name: self._names[name] for name in finding.tensors if name in self._names}
-        is_stored = len(stored) == len(finding.tensors)
+        edited = {name for step in finding.steps for name in step.edited}
+        stored = {
+            name: stored_name
+            for name, stored_name in self._names.items()
+            if name in finding.tensors or stored_name in edited
+        }
+        is_stored = edited <= {*stored.values()} and stored.keys() >= {*finding.tensors}
         sizes = [math.prod(self._candidate.info(name).shape) for name in stored.values()]
         if not finding.steps or not is_stored or sum(sizes) > LARGEST:
             return finding
