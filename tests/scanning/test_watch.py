@@ -338,3 +338,27 @@ def test_a_half_written_step_is_tried_again_without_advice_on_the_file(
     absent = cli("watch", tmp_path / "absent", "--once", "--out", tmp_path / "scores-of-absent")
     assert "absent is not complete yet: there is no such folder" in absent.stderr
     assert "being written" not in absent.stderr
+
+
+@pytest.mark.parametrize("verb", [("watch", "run", "--once"), ("survey", "run")])
+def test_a_table_of_the_runs_name_leaves_the_run_as_it_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+) -> None:
+    checkpoint(run, 10)
+    monkeypatch.chdir(run.parent)
+    cli(*verb, "--out", "run.csv")
+    checkpoint(run, 20)
+    cli(*verb, "--out", "run.csv")
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-10", "checkpoint-20"]
+    assert steps(read_table("run.csv")) == [10, 20]
+    assert Path("run.csv.survey", "manifest.jsonl").is_file()
+
+
+def test_a_run_whose_folder_contains_a_survey_can_be_watched(run: Path) -> None:
+    checkpoint(run, 10)
+    cli("survey", run, "--out", run)
+    cli("watch", run, "--once", "--out", run.parent / "scores")
+    assert steps(read_table(run.parent / "scores" / "scores.parquet")) == [10]
+    shutil.rmtree(run / "checkpoint-10")
+    refused = cli("watch", run, "--once", "--out", run.parent / "others", exits=2)
+    assert "is the folder of a survey" in refused.stderr

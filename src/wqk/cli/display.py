@@ -232,18 +232,24 @@ def live_tables(tables: Iterable[ScoreTable]) -> None:
 def folder_and_file(out: Path) -> tuple[Path, Path | None]:
     """Return the folder of a survey, and the file of its table if ``--out`` names one.
 
+    The folder of a table ``FILE.csv`` is ``FILE``. If ``FILE`` is a folder of something else, such
+    as the training run whose scores are written, the survey's folder is ``FILE.csv.survey``.
+
     Examples
     --------
     >>> folder_and_file(Path("survey")), folder_and_file(Path("survey.csv"))
     ((PosixPath('survey'), None), (PosixPath('survey'), PosixPath('survey.csv')))
     """
+    from wqk.scanning.surveys.surveying import is_survey_folder
     from wqk.tables.score_table import check_table_output
     from wqk.tables.writers import WRITERS
 
     if out.suffix not in WRITERS or out.is_dir():
         return out, None
     check_table_output(out)
-    return out.with_suffix(""), out
+    folder = out.with_suffix("")
+    is_free = not folder.is_dir() or not any(folder.iterdir()) or is_survey_folder(folder)
+    return (folder if is_free else out.with_name(f"{out.name}.survey")), out
 
 
 # The value of ``--out`` that stands for standard output.

@@ -61,7 +61,8 @@ MOST_REFS = 20
     type=PATH,
     metavar="DIR",
     help="Folder of the survey; an interrupted one resumes. With FILE.csv or another table's "
-    "ending, the folder FILE, and the table as this file.",
+    "ending, the folder FILE (FILE.csv.survey if FILE is something else), and the table as this "
+    "file.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be read, and read nothing.")
 @click.pass_context

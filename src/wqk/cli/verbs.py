@@ -344,8 +344,9 @@ def same(
     "--out",
     type=PATH,
     metavar="DIR",
-    help="Folder of the scores; with FILE.csv or another table's ending, the folder FILE, and the "
-    "table as this file.  [default: DIR/wqk-scores; of an address, NAME-scores]",
+    help="Folder of the scores; with FILE.csv or another table's ending, the folder FILE "
+    "(FILE.csv.survey if FILE is something else), and the table as this file.  [default: "
+    "DIR/wqk-scores; of an address, NAME-scores]",
 )
 @click.option("--once", is_flag=True, help="Score the steps that are complete, and end.")
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")

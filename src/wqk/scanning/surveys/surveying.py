@@ -418,6 +418,11 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
     return table
 
 
+def is_survey_folder(folder: Path) -> bool:
+    """Return whether a folder contains a survey, complete or interrupted."""
+    return (folder / "manifest.jsonl").is_file() and (folder / "parts").is_dir()
+
+
 def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     """Return the scores in the folders of surveys, finished or not (see `wqk.survey`).
 

@@ -27,7 +27,7 @@ from wqk.errors import (
 )
 from wqk.model import open as open_model
 from wqk.scanning.surveys.jobs import Options, files_of
-from wqk.scanning.surveys.surveying import open_folder, survey
+from wqk.scanning.surveys.surveying import is_survey_folder, open_folder, survey
 from wqk.storage.buckets import BucketFolder
 from wqk.storage.references import is_bucket, is_url, redacted, step_in
 from wqk.tables.growing import growing_table
@@ -285,7 +285,8 @@ def _require_run(run: str) -> None:
     path = Path(run)
     if not is_bucket(run) and exists(path) and not path.is_dir():
         raise RunError(f"{run}: is a file; expected the folder of a run")
-    if path.is_dir() and (path / "manifest.jsonl").exists() and (path / "parts").is_dir():
+    # A run's own folder may also contain a survey of the run.
+    if is_survey_folder(path) and not step_folders(run):
         raise RunError(f"{run}: is the folder of a survey; expected that of a training run")
     with errors_about(run):
         is_checkpoint = _exists(run) and not step_folders(run) and holds_weights(run)
