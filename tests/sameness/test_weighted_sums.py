@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.sameness.conversions import right
+from tests.small import save
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -79,7 +81,53 @@ def test_one_tensor_that_was_not_merged_differs() -> None:
     comparison = compared(models, config, merged)
     assert comparison.same is False
     assert [block.layer for block in comparison.blocks if not block.same] == [1]
-    assert f"{QUERY} is 1 · a + 0 · b instead" in comparison.notes
+    (cause,) = comparison.causes
+    assert cause.reason == "1 · a + 0 · b instead of 0.6 · a + 0.4 · b"
+    assert [*cause.tensors] == [QUERY]
+    assert f'"{QUERY}"' in cause.repair
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_layer_of_one_parent_has_one_cause(everything: bool, tmp_path: Path) -> None:
+    """Gains of parents are multiples of each other; a factor of a gain was a second cause."""
+    models, config = parents()
+    for name, value in models[0].items():
+        if value.ndim == 1:
+            models[1][name] = np.float32(1.1) * value
+    merged = weighted(models, [0.6, 0.4])
+    for name in merged:
+        if "layers.1." in name:
+            merged[name] = models[0][name]
+    for name, model in zip(("first/a", "second/b", "merged"), (*models, merged), strict=True):
+        save(tmp_path / name, model, config)
+    comparison = wqk.same(
+        tmp_path / "first/a",
+        tmp_path / "merged",
+        everything=everything,
+        merged_with=[tmp_path / "second/b"],
+        repair=tmp_path / "repaired",
+    )
+    assert comparison.same is False
+    (cause,) = comparison.causes
+    assert cause.reason == "1 · a + 0 · b instead of 0.6 · a + 0.4 · b"
+    assert "layer 1" in cause.where
+    assert comparison.unexplained == ()
+    assert comparison.repaired is not None
+    assert comparison.repaired.verdict.same
+
+
+def test_what_cannot_be_summed_is_named() -> None:
+    """Parents with other feed-forward networks were said to be summed as a whole."""
+    models, config = parents()
+    merged = weighted(models, [0.6, 0.4])
+    name = "model.layers.1.mlp.up_proj.weight"
+    merged[name] = models[0][name] = np.ones((4, 16), np.float32)
+    models[1][name] = np.ones((5, 16), np.float32)
+    comparison = compared(models, config, merged)
+    assert comparison.same
+    (note,) = [note for note in comparison.notes if note.startswith("not summed")]
+    assert f"1 of {len(merged)} tensors (up_proj, layer 1)" in note
+    assert note.endswith("compared with a alone")
 
 
 def test_what_is_no_sum_is_compared_with_the_reference_alone() -> None:

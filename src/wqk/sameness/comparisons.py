@@ -446,6 +446,8 @@ def _with_merges_joined(
 
 def _are_one_merge(mismatch: Mismatch, other: Mismatch) -> bool:
     """Return whether two causes are one mistake of merging; both or neither have a repair."""
+    if mismatch.verdict is Kind.SUM:
+        return mismatch.reason == other.reason
     if mismatch.verdict is not Kind.ADAPTER or other.verdict is not Kind.ADAPTER:
         return False
     if "mistake" not in mismatch.facts:  # no model is an adapter: a change of low rank
@@ -460,7 +462,7 @@ def _joined_merge(cause_of_blocks: Cause, cause_of_tensors: Cause) -> Cause:
     """Join two causes of one wrong merge, of blocks and of tensors outside of forms."""
     mismatch, further = cause_of_blocks.mismatch, cause_of_tensors.mismatch
     tensors = {**mismatch.facts["tensors"], **further.facts["tensors"]}
-    facts = {**mismatch.facts, "share": further.facts["share"], "tensors": tensors}
+    facts = {**mismatch.facts, **further.facts, "tensors": tensors}
     steps = merged_steps((*mismatch.steps, *further.steps))
     mismatch = replace(mismatch, steps=steps, facts=facts)
     return Cause(mismatch, cause_of_blocks.places, cause_of_tensors.outside)

@@ -52,6 +52,7 @@ class Kind(StrEnum):
     AVERAGED = "heads averaged"
     EXPERTS = "experts in another order"
     ADAPTER = "other adapter"
+    SUM = "another weighted sum of parents"
     # Numbers.
     ZERO = "all zero"
     SCALED = "scaled"

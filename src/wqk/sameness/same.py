@@ -34,7 +34,7 @@ from wqk.sameness.tensor_comparisons import TensorComparison
 from wqk.sameness.tensor_names import paired_names
 from wqk.sameness.transposed_weights import with_transposed_weights
 from wqk.sameness.verdicts import Verdict
-from wqk.sameness.weighted_sums import with_parents
+from wqk.sameness.weighted_sums import FittedSum, with_other_sums, with_parents
 from wqk.storage.references import HubFolder, check_options
 
 FREEDOMS = ("heads", "neurons", "stream")
@@ -133,10 +133,12 @@ def same(
         {"ref": candidate, "family": other_family, "revision": revisions[1], **hub},
     ]
     models, notes = open_both(openings, heads_per_layer, key_heads, base)
+    fitted_sum: FittedSum | None = None
     if merged_with:
         options = {key: value for key, value in hub.items() if key != "subfolder"}
-        models[0], notes_on_sum = with_parents(models[0], models[1], merged_with, **options)
-        notes += notes_on_sum
+        fitted_sum = with_parents(models[0], models[1], merged_with, **options)
+        models[0] = fitted_sum.model
+        notes += fitted_sum.notes
     stored_names = paired_names(models[0].checkpoint.tensors(), models[1].checkpoint.tensors())
     is_whole = everything and layers is None
     models, notes_on_views, allowed = in_candidates_terms(
@@ -151,7 +153,14 @@ def same(
     shares: list[MergedShare] = []
     if layers is None:
         shares += merged_shares([model.checkpoint for model in models], names)
-    explained = _explained(models, alignment, names, blocks, outside.tensors, shares)
+    causes_of_sums: list[Cause] = []
+    if fitted_sum is not None and layers is None:
+        blocks, causes_of_sums = with_other_sums(
+            fitted_sum, alignment.pairs, blocks, outside.tensors
+        )
+    explained = _explained(
+        models, alignment, names, blocks, outside.tensors, shares, causes_of_sums
+    )
     if layers is None:
         explained = _with_layer_repairs(models, alignment, explained)
     settings = settings_that_differ(models, everything)
@@ -263,6 +272,7 @@ def _explained(
     blocks: Sequence[BlockComparison],
     tensors: Sequence[TensorComparison],
     shares: Sequence[MergedShare],
+    causes_of_sums: Sequence[Cause],
 ) -> Explained:
     """Add the causes of tensors outside the forms: merges, folds, moved and transposed tensors."""
     blocks, causes_of_merges = _with_merges(alignment.pairs, blocks, shares)
@@ -272,7 +282,7 @@ def _explained(
         blocks,
         tensors,
         names,
-        known=[*causes_of_merges, *fold_causes(models[0], names)],
+        known=[*causes_of_sums, *causes_of_merges, *fold_causes(models[0], names)],
         alone=(*alignment.missing, *alignment.added),
     )
     blocks, tensors, causes_of_transposed = with_transposed_weights(

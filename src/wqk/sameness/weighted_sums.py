@@ -4,17 +4,19 @@ The weights w of B = Σ wᵢ Aᵢ are fitted to sampled rows of each tensor. The
 the first parent and the differences of the other parents from the first, which are small if all
 parents were trained from one model. The weights that explain the most tensors are the weights of
 the merge. If these explain less than half of all tensors, each tensor has its own weights, as in
-merges with a gradient over layers. Otherwise a tensor with other weights differs from the sum.
+merges with a gradient over layers. Otherwise a tensor with other weights differs from the sum, and
+the weights are the cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import display_name, few, last_part
 from wqk.attention.rounding import rounding_in
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint
 from wqk.checkpoints.checkpoint import View
@@ -22,9 +24,17 @@ from wqk.checkpoints.files import PLAIN
 from wqk.errors import CheckpointError
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.circuits import PlanPair, form_parts
+from wqk.sameness.comparisons import BlockComparison, Cause
+from wqk.sameness.edits import Take
 from wqk.sameness.matching import evenly_spaced
-from wqk.sameness.tensor_names import paired_names
+from wqk.sameness.mismatches import Kind, Mismatch
+from wqk.sameness.places_in_words import layers_in_words
+from wqk.sameness.repairs import Change
+from wqk.sameness.tensor_comparisons import TensorComparison
+from wqk.sameness.tensor_names import numbers_of, paired_names, title_in_layer
 from wqk.sameness.tolerances import DECIMALS, DEVIATIONS, LEAST_PART, SAFETY, SMALLEST
+from wqk.sameness.verdicts import Verdict
 
 # Rows of a tensor to which weights are fitted.
 SAMPLED_ROWS = 64
@@ -127,10 +137,53 @@ class WeightedSum(View):
         return np.asarray(total, np.float32)
 
 
+@dataclass(frozen=True)
+class OtherSum:
+    """Tensors of the candidate that are another weighted sum of the parents than most tensors.
+
+    Attributes
+    ----------
+    reason
+        The two sums, in words.
+    stored
+        The candidate's names of the tensors, by the reference's names.
+    """
+
+    reason: str
+    stored: Mapping[str, str]
+
+    def mismatch(self, names: Collection[str]) -> Mismatch:
+        """Return the cause of some of the tensors, with the steps that take the common sum."""
+        steps = (Change(tuple(self.stored[name] for name in names), Take()),)
+        facts = {"tensors": dict.fromkeys(names, "weight")}
+        return Mismatch(Kind.SUM, self.reason, steps, facts=facts)
+
+
+class FittedSum(NamedTuple):
+    """The reference as a weighted sum of models.
+
+    Attributes
+    ----------
+    model
+        The sum; the first parent if no weighted sum explains the candidate.
+    notes
+        Notes on the weights, and on tensors that are not summed.
+    other_sums
+        Tensors that are other sums.
+    unexplained
+        The names of tensors that are no sum.
+    """
+
+    model: Model
+    notes: list[str]
+    other_sums: tuple[OtherSum, ...] = ()
+    unexplained: frozenset[str] = frozenset()
+
+
 def with_parents(
     reference: Model, candidate: Model, parents: Sequence[Any], **hub: Any
-) -> tuple[Model, list[str]]:
-    """Return the weighted sum of the reference and further parents, and notes on the weights.
+) -> FittedSum:
+    """Return the weighted sum of the reference and further parents, fitted to the candidate.
 
     Parameters
     ----------
@@ -159,27 +212,104 @@ def with_parents(
         raise CheckpointError("merged_with: no tensor has one name and one shape in all models")
     sums = _sums(fits)
     if sums is None:
-        return reference, ["no weighted sum of the parents explains a tensor of the candidate"]
-    names = [checkpoint.name for checkpoint in checkpoints]
+        return FittedSum(
+            reference, ["no weighted sum of the parents explains a tensor of the candidate"]
+        )
     weights: dict[str, np.ndarray] = {}
     for name, coefficients in sums.coefficients.items():
         weights[name] = _of_parents(coefficients)
     names_in_parents = {name: stored_names[:-1] for name, stored_names in stored.items()}
     merged = WeightedSum(checkpoints, names_in_parents, weights)
-    merged.name = " + ".join(names)
+    merged.name = " + ".join(checkpoint.name for checkpoint in checkpoints)
+    names = _short_names(checkpoints)
     weights_of_tensors = np.stack([*weights.values()])
     notes = [*_notes(names, weights_of_tensors)]
-    for tensor, coefficients in sums.exceptions.items():
+    paired = paired_names(reference.checkpoint.tensors(), candidate.checkpoint.tensors())
+    not_summed = [name for name in paired if name not in stored]
+    if not_summed:
+        notes.append(_not_summed(not_summed, names[0], len(paired)))
+    stored_by_sum: dict[str, dict[str, str]] = {}
+    for name, coefficients in sums.exceptions.items():
         text = _sum_in_words(names, _of_parents(coefficients)[None])
-        notes.append(f"{tensor} is {text} instead")
-    return open_model(merged, family=reference.family_file), notes
+        stored_by_sum.setdefault(text, {})[name] = stored[name][-1]
+    expected = _sum_in_words(names, weights_of_tensors)
+    other_sums = [
+        OtherSum(f"{text} instead of {expected}", stored_of_sum)
+        for text, stored_of_sum in stored_by_sum.items()
+    ]
+    return FittedSum(
+        open_model(merged, family=reference.family_file), notes, tuple(other_sums), sums.unexplained
+    )
+
+
+def with_other_sums(
+    fitted: FittedSum,
+    pairs: Sequence[PlanPair],
+    blocks: Sequence[BlockComparison],
+    tensors: Sequence[TensorComparison],
+) -> tuple[list[BlockComparison], list[Cause]]:
+    """Add the causes of differing blocks and tensors that are other sums of the parents.
+
+    The result contains the blocks with causes, and the causes of tensors outside the forms. The
+    other sum is the only cause of a block without unexplained tensors.
+    """
+    explained = []
+    for (plan, _), block in zip(pairs, blocks, strict=True):
+        if block.verdict is not Verdict.DIFFERENT:
+            explained.append(block)
+            continue
+        names = dict.fromkeys(part.name for part in form_parts(plan))
+        mismatches: list[Mismatch] = []
+        for other in fitted.other_sums:
+            names_of_sum = [name for name in names if name in other.stored]
+            if names_of_sum:
+                mismatches.append(other.mismatch(names_of_sum))
+        if mismatches and not fitted.unexplained.isdisjoint(names):
+            mismatches += block.mismatches
+        explained.append(replace(block, mismatches=tuple(mismatches) or block.mismatches))
+    causes = []
+    differing = {tensor.name for tensor in tensors if tensor.outcome.differs}
+    for other in fitted.other_sums:
+        names_outside = tuple(name for name in other.stored if name in differing)
+        if names_outside:
+            causes.append(Cause(other.mismatch(names_outside), (), names_outside))
+    return explained, causes
+
+
+def _short_names(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Return the last parts of the names of models; whole names if last parts are equal."""
+    names = [display_name(checkpoint.name) for checkpoint in checkpoints]
+    short = [last_part(name) for name in names]
+    return short if len({*short}) == len(short) else names
+
+
+def _not_summed(names: Sequence[str], first_parent: str, count: int) -> str:
+    """Return a note on tensors that only the first parent supplies.
+
+    Examples
+    --------
+    >>> note = _not_summed(["layers.0.mlp.up.weight", "layers.1.mlp.up.weight"], "a", 30)
+    >>> print(note.partition(",")[0], "…", note.partition(";")[2])
+    not summed: 2 of 30 tensors (up …  compared with a alone
+    """
+    titles = few([*dict.fromkeys(map(title_in_layer, names))], 6)
+    layers = {numbers[0] for numbers in map(numbers_of, names) if numbers}
+    where = f", {layers_in_words(layers)}" if layers else ""
+    return (
+        f"not summed: {len(names)} of {count} tensors ({titles}{where}), which not all models have "
+        f"in one shape as plain numbers; compared with {first_parent} alone"
+    )
 
 
 class _Sums(NamedTuple):
-    """Coefficients of all tensors, and coefficients of tensors that differ from the common sum."""
+    """Coefficients of all tensors, and coefficients of tensors that differ from the common sum.
+
+    ``unexplained`` contains the names of the tensors that are no sum.
+    """
 
     coefficients: dict[str, np.ndarray]
     exceptions: dict[str, np.ndarray]
+    unexplained: frozenset[str] = frozenset()
 
 
 def _sums(fits: Mapping[str, NormalEquations]) -> _Sums | None:
@@ -214,7 +344,18 @@ def _sums(fits: Mapping[str, NormalEquations]) -> _Sums | None:
     shared = dict.fromkeys(fits, common)
     if len(exceptions) > len(explaining) / 2:
         return _Sums(shared | exceptions, {})
-    return _Sums(shared, exceptions)
+    unexplained: set[str] = set()
+    for name, fit in fits.items():
+        if name in exceptions or fit.is_explained_by(common):
+            continue
+        # The parents' gains are often multiples of each other, so that their weights are not
+        # determined; the weights of other tensors may explain them.
+        fitting = [weights for weights in exceptions.values() if fit.is_explained_by(weights)]
+        if fitting:
+            exceptions[name] = fitting[0]
+        else:
+            unexplained.add(name)
+    return _Sums(shared, exceptions, frozenset(unexplained))
 
 
 def _common_coefficients(
