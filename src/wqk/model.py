@@ -15,7 +15,7 @@ from wqk._guesses import METHOD_CALLS
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
-from wqk.errors import Advising, CheckpointError, called_as, errors_about, require_list
+from wqk.errors import Advising, CheckpointError, called_as, demo_folder, errors_about, require_list
 from wqk.families import (
     AttentionPlan,
     find_family,
@@ -126,6 +126,8 @@ def open(
                 f"{ref.name}: is already open; pass {option}= to wqk.open() instead"
             )
         return ref
+    if isinstance(ref, str):
+        ref = demo_folder(ref) or ref  # functions that run the model load the folder
     checkpoint = open_checkpoint(ref, **hub)
     if family:
         found_family = load_family(family)

@@ -174,3 +174,41 @@ def test_weights_that_are_not_numbers_give_scores_that_are_not() -> None:
     labels = wqk.label_heads(model, period=4)
     assert {np.isnan(head.induction) for head in labels.heads if head.layer == 1} == {True}
     assert not any(np.isnan(head.induction) for head in labels.heads if head.layer == 0)
+
+
+def test_a_stored_model_is_loaded_with_its_head_and_without_absent_mlps() -> None:
+    expected = wqk.label_heads(trained())
+    for reference in (wqk.demo_model("induction"), "demo:induction", wqk.open("demo:induction")):
+        labels = wqk.label_heads(reference)
+        assert labels.notes == (
+            "the weights of all MLPs are absent or zero: the model was run with attention alone",
+        )
+        for head, other in zip(labels.heads, expected.heads, strict=True):
+            assert head.labels == other.labels
+            assert head.induction == pytest.approx(other.induction, abs=1e-5)
+            assert head.copying == pytest.approx(other.copying, abs=1e-5)
+
+
+def test_a_folder_has_the_labels_of_the_module_that_was_saved(tmp_path: Path) -> None:
+    model = induction()
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_proj.bias[-1] = 1e-3
+    model.save_pretrained(tmp_path)
+    labels = wqk.label_heads(tmp_path)
+    assert labels.notes == ()
+    for head, other in zip(labels.heads, wqk.label_heads(model).heads, strict=True):
+        assert head.row() == pytest.approx(other.row())
+
+
+def test_a_checkpoint_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"lacks .* that the model runs with"):
+        wqk.label_heads("demo:encoder")
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        wqk.label_heads(tmp_path / "absent")
+
+
+def test_parts_runs_a_model_without_mlps() -> None:
+    tokens = torch.stack([torch.randperm(32)[:20] for _ in range(8)]).repeat(1, 2)
+    parts = wqk.parts("demo:induction", tokens=tokens)
+    loss = dict(parts.shares.select("part", "loss").iter_rows())
+    assert loss["whole"] < loss["none"]

@@ -668,9 +668,8 @@ def test_a_checkpoint_without_its_other_tensors_is_refused(tmp_path: Path) -> No
     save_file({n: t for n, t in tensors.items() if "self" in n}, file)
     with pytest.raises(CheckpointError, match="lacks 25 tensors that the model runs with"):
         wqk.parts(str(tmp_path), tokens=TOKENS, block=8, blocks=4)
-    # No demo model runs, therefore none is advised.
-    with pytest.raises(CheckpointError, match=r"give a whole checkpoint$"):
-        wqk.parts(str(wqk.demo_model("induction")), tokens=TOKENS, block=8, blocks=4)
+    with pytest.raises(CheckpointError, match="with all weights is demo:induction"):
+        wqk.parts("demo:encoder", tokens=TOKENS, block=8, blocks=4)
 
 
 def test_a_tokenizer_without_words_is_refused(tmp_path: Path) -> None:

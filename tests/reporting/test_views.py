@@ -160,7 +160,7 @@ def test_the_strongest_pair_may_be_negative() -> None:
     query = np.stack([a, -b, c])[:, None]
     attention = read_heads(query, np.stack([b, a, d])[:, None])
     subtitle = coupling_view(attention, "three heads").subtitle
-    assert subtitle == "strongest pair 0 and 1: -1.00; 0% of pairs positive"
+    assert subtitle == "strongest pair 0 and 1: -1.00 (minus the transpose); 0% of pairs positive"
     silent = read_heads(0 * query, query)
     assert repr(coupling_view(silent, "none")) == "none, coupling of heads\nno two heads to compare"
 

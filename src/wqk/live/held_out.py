@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from wqk._typing import Float
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.modules import unwrapped
-from wqk.errors import CheckpointError, CorpusError, first_line
+from wqk.errors import CheckpointError, CorpusError, demo_advice, demo_folder, first_line
 from wqk.live.running import lack_of_tokenizer, load_pretrained, most_positions, quiet, run_batch
 from wqk.model import Model
 from wqk.storage.references import HubOptions
@@ -40,6 +41,7 @@ ENDINGS: dict[str, Predicts] = {
 
 BLOCK = 128  # tokens, by default
 AT_ONCE = 64  # blocks in a pass
+MLP = ".mlp."  # in the names of weights of MLPs
 IGNORED = -100  # label of tokens without a prediction
 
 
@@ -319,11 +321,11 @@ def require_tokenizer(ref: Any) -> None:
         raise _no_tokenizer(str(folder), reason)
 
 
-def load(ref: Any) -> tuple[Any, partial[Any] | None]:
+def load(ref: Any, caller: str = "parts") -> tuple[Any, partial[Any] | None]:
     """Return a model in float32, and a function that reads the model's tokenizer.
 
     The model has a head if the checkpoint has one. A model in memory is returned without wrappers,
-    and without a tokenizer.
+    and without a tokenizer. ``caller`` is the name of the calling function, for errors.
 
     Raises
     ------
@@ -335,6 +337,8 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
         hub, checkpoint, ref = ref.hub, ref.checkpoint, ref.ref
     if getattr(getattr(ref, "active_peft_config", None), "is_prompt_learning", False):
         raise CheckpointError(f"{type(ref).__name__}: its learned prompts would be left out")
+    if isinstance(ref, str):
+        ref = demo_folder(ref) or ref
     if not isinstance(ref, str | Path):
         model = unwrapped(ref) if hasattr(ref, "named_children") else ref
         return model, None
@@ -344,16 +348,17 @@ def load(ref: Any) -> tuple[Any, partial[Any] | None]:
         checkpoint = open_checkpoint(place)  # with clearer errors than those of transformers
     if isinstance(checkpoint, AdaptedCheckpoint):
         raise CheckpointError(
-            f"{ref}: is an adapter, and parts runs whole models: merge it into its base with PEFT "
-            "(model.merge_and_unload()), and pass the merged model or its folder"
+            f"{ref}: is an adapter, and {caller} runs whole models: merge it into its base with "
+            "PEFT (model.merge_and_unload()), and pass the merged model or its folder"
         )
-    return _from_pretrained(ref, place, hub).eval(), partial(tokenizer_of, place, **hub)
+    model = _from_pretrained(ref, place, checkpoint.tensors(), hub).eval()
+    return model, partial(tokenizer_of, place, **hub)
 
 
-def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
+def _from_pretrained(ref: Any, place: str, stored: Collection[str], hub: HubOptions) -> Any:
     """Return a saved model in float32, with a head if the checkpoint has all weights of the head.
 
-    ``ref`` is the name in errors.
+    ``ref`` is the name in errors, ``stored`` are the names of the checkpoint's tensors.
     """
     import torch
     import transformers
@@ -367,18 +372,53 @@ def _from_pretrained(ref: Any, place: str, hub: HubOptions) -> Any:
             headless = transformers.AutoModel
             model_class = getattr(transformers, name, headless)
             model, report = load_pretrained(model_class, place, dtype=torch.float32, **hub)
-            if report["missing_keys"]:
+            missing = _missing(model, report["missing_keys"], stored)
+            if missing:
                 model, report = load_pretrained(headless, place, dtype=torch.float32, **hub)
+                missing = _missing(model, report["missing_keys"], stored)
         except Exception as error:  # every model class has its own
             reason = first_line(error)
             raise CheckpointError(f"{ref}: cannot be loaded ({reason})") from error
     # A pooler reads the last states, and is not part of the states.
-    if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
+    if missing := [name for name in missing if "pooler" not in name]:
         raise CheckpointError(
             f"{ref}: lacks {counted(len(missing), 'tensor')} that the model runs with, such as "
-            f"{missing[0]}; drawn at random, they would decide the loss: give a whole checkpoint"
+            f"{missing[0]}; drawn at random, they would decide the result: give a whole checkpoint"
+            f"{demo_advice(str(ref))}"
         )
     return model
+
+
+def _missing(model: Any, names: Iterable[str], stored: Collection[str]) -> list[str]:
+    """Return the names of missing weights, without those of MLPs that the checkpoint never had.
+
+    A model of attention alone is stored as a type with MLPs. The weights of these MLPs, drawn at
+    random, are set to zero, so that the MLPs add nothing.
+    """
+    import torch
+
+    missing = sorted(names)
+    is_attention_alone = any(MLP in name for name in missing) and not any(
+        MLP in name for name in stored
+    )
+    if not is_attention_alone:
+        return missing
+    parameters = dict(model.named_parameters())
+    remaining = []
+    for name in missing:
+        parameter = parameters.get(name)
+        is_norm = parameter is not None and parameter.ndim == 1 and "norm" in name
+        if parameter is not None and MLP in name:
+            torch.nn.init.zeros_(parameter)
+        elif not is_norm:  # the norm before an MLP of zeros has no effect
+            remaining.append(name)
+    return remaining
+
+
+def has_attention_alone(model: Any) -> bool:
+    """Return whether all weights of a model's MLPs are zero, as `load` makes absent MLPs."""
+    weights = [weight for name, weight in model.named_parameters() if MLP in name]
+    return bool(weights) and not any(weight.any() for weight in weights)
 
 
 def fresh(model: Any, seed: int) -> Any:

@@ -20,6 +20,7 @@ Axes: H heads, P tokens of a period, V tokens of the vocabulary, D model width, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,14 +37,14 @@ from wqk.forms import BilinearForm
 from wqk.inspecting.tokens import embedding_rows, unembedding_table
 from wqk.live.addresses import BlockIndex, network_of, opened_live, subject_of
 from wqk.live.calls import ObservedCall
+from wqk.live.held_out import has_attention_alone, load
 from wqk.live.observing import Observer
 from wqk.live.running import most_positions, run_batch
+from wqk.model import Model
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     import torch
-
-    from wqk.model import Model
 
 # Scores from which on a head has a label.
 THRESHOLD = 0.4
@@ -135,7 +136,7 @@ class HeadLabels(Result, synonyms=LABEL_SYNONYMS):
         yield from self.notes
 
 
-@called_as("wqk.label_heads(model)")
+@called_as("wqk.label_heads(ref)")
 def label_heads(
     model: Any,
     *,
@@ -154,8 +155,9 @@ def label_heads(
     Parameters
     ----------
     model
-        The `nn.Module`, called with tokens (B, N) in its present mode (training or evaluation); or
-        a `Model` opened from a module.
+        A folder, the folder of a training run, a Hub id, or ``demo:induction``, which transformers
+        loads in float32; a `Model`; or an `nn.Module`, called with tokens (B, N) in its present
+        mode (training or evaluation).
     threshold
         Least score of a head with a label.
     period
@@ -176,8 +178,8 @@ def label_heads(
     UnknownFamily
         No family describes the model.
     CheckpointError
-        The model has no table of embeddings, cannot be run on tokens, or has less than 2 tokens or
-        4 positions.
+        The checkpoint cannot be loaded, or lacks weights that the model runs with. The model has no
+        table of embeddings, cannot be run on tokens, or has less than 2 tokens or 4 positions.
     NonFiniteWeights
         A query or key weight of the first block is NaN or infinite.
     FormError
@@ -197,7 +199,16 @@ def label_heads(
 
     Examples
     --------
-    >>> import transformers, wqk
+    >>> import wqk
+    >>> labels = wqk.label_heads("demo:induction")
+    >>> labels.sentence
+    '8 heads: 1 previous-token, 0 duplicate-token, 4 induction, 0 first-token, 4 copying'
+    >>> [(head.layer, head.head) for head in labels.of("previous-token")]
+    [(0, 2)]
+
+    A module in memory:
+
+    >>> import transformers
     >>> config = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50)
     >>> labels = wqk.label_heads(transformers.GPT2LMHeadModel(config).eval(), period=8)
     >>> labels.sentence
@@ -211,6 +222,11 @@ def label_heads(
         raise FormError(
             f"period and sequences: expected at least 2 and 1, got {period!r} and {sequences!r}"
         )
+    stored = model.ref if isinstance(model, Model) else model
+    is_stored = isinstance(stored, str | os.PathLike)
+    if is_stored:
+        family = getattr(model, "family_file", None) if family is None else family
+        model, _ = load(model, "label_heads")
     network = network_of(model, "run")
     opened = opened_live(model, family, heads_per_layer)
     plans = [plan for plan in opened.plans if plan.has_softmax and plan.kind == "self"]
@@ -221,6 +237,10 @@ def label_heads(
     with torch.no_grad(), Observer(network, patterns.add):
         run_batch(network, tokens.repeat(1, 2))
     copying, notes = _copying(opened, plans, table)
+    if is_stored and has_attention_alone(network):
+        notes.append(
+            "the weights of all MLPs are absent or zero: the model was run with attention alone"
+        )
     heads: list[LabeledHead] = []
     for plan in plans:
         means = patterns.scores(plan.place)

@@ -40,6 +40,8 @@ def outliers(rows: int, columns: int) -> str:
 def strongest_pair(coupling: np.ndarray) -> str:
     """Describe the pair of heads closest to transposes of each other, up to the sign.
 
+    If the coupling of this pair is negative, the largest positive coupling is added.
+
     Parameters
     ----------
     coupling
@@ -47,8 +49,9 @@ def strongest_pair(coupling: np.ndarray) -> str:
 
     Examples
     --------
-    >>> strongest_pair(np.array([[1.0, 0.4, -0.2], [0.4, 1.0, -0.9], [-0.2, -0.9, 1.0]]))
-    'strongest pair 1 and 2: -0.90; 33% of pairs positive'
+    >>> parts = strongest_pair(np.array([[1, 0.4, -0.2], [0.4, 1, -0.9], [-0.2, -0.9, 1]]))
+    >>> parts.split("; ")[:2]
+    ['strongest pair 1 and 2: -0.90 (minus the transpose)', 'most positive 0 and 1: 0.40']
     >>> strongest_pair(np.ones((1, 1)))
     'no two heads to compare'
     """
@@ -59,10 +62,13 @@ def strongest_pair(coupling: np.ndarray) -> str:
     if not len(values):
         return "no two heads to compare"
     best = np.argmax(np.abs(values))
-    return (
-        f"strongest pair {first[best]} and {second[best]}: {values[best]:.2f}; "
-        f"{np.mean(values > 0):.0%} of pairs positive"
-    )
+    description = f"strongest pair {first[best]} and {second[best]}: {values[best]:.2f}"
+    if values[best] < 0:
+        description += " (minus the transpose)"
+        most = np.argmax(values)
+        if values[most] > 0:
+            description += f"; most positive {first[most]} and {second[most]}: {values[most]:.2f}"
+    return f"{description}; {np.mean(values > 0):.0%} of pairs positive"
 
 
 def training_result(
