@@ -38,7 +38,7 @@ def scaled(tmp_path: Path) -> Path:
 def test_a_row_with_the_condition_gives_status_1(scaled: Path, tmp_path: Path) -> None:
     file = tmp_path / "scores.csv"
     done = run("scan", scaled, *LINE, "-o", file, exits=1)
-    line = f"wqk: 2 rows have the condition {CONDITION}: layer 1, head 1.2"
+    line = f"wqk: 2 rows have the condition {CONDITION}: layer 1 (51337), head 1.2 (51337)"
     assert line in done.stderr.splitlines()
     assert len(wqk.read_table(file)) == 10
     assert done.stdout == run("scan", scaled, *LINE[:2]).stdout
@@ -55,13 +55,13 @@ def test_rows_of_heads_count_only_if_they_are_in_the_table(scaled: Path) -> None
     assert "no row has a value for the condition" in run(*line, exits=2).stderr
     assert "8 rows have the condition" in run(*line, "--heads", exits=1).stderr
     message = run(*line, "--head", "3", exits=1).stderr
-    assert f"2 rows have the condition {of_heads}: head 0.3, head 1.3" in message
+    assert f"2 rows have the condition {of_heads}: head 0.3 (0.0263), head 1.3 (0.0263)" in message
     run(*line, "--heads", "--where", "layer > 5")
 
 
 def test_several_checkpoints_are_named(scaled: Path, good: Path, tmp_path: Path) -> None:
     done = run("scan", good, scaled, *LINE, exits=1)
-    assert f"{CONDITION}: layer 1 of scaled, head 1.2 of scaled\n" in done.stderr
+    assert f"{CONDITION}: layer 1 of scaled (51337), head 1.2 of scaled (51337)\n" in done.stderr
     done = run("scan", scaled, tmp_path / "missing", *LINE, exits=2)
     assert "2 rows have the condition" in done.stderr
     assert "1 of 2 checkpoints failed" in done.stderr
@@ -95,6 +95,30 @@ def test_a_condition_without_values_gives_status_2(good: Path, tmp_path: Path) -
     line = ("scan", good, "--fail-if", "window = '3 back'", "-o", file)
     assert "no row has a value for the condition" in run(*line, exits=2).stderr
     assert file.is_file()
+
+
+@pytest.mark.parametrize("option", ["--where", "--fail-if"])
+def test_a_requested_measure_that_no_layer_has_is_no_unknown_column(option: str) -> None:
+    line = ("scan", ENCODER, "--ceiling", option, "score_ceiling > 1")
+    done = run(*line, exits=2 if option == "--fail-if" else 0)
+    assert "no column" not in done.stderr
+    assert "no row has" in done.stderr + done.stdout
+
+
+def test_values_of_several_columns_are_named(good: Path) -> None:
+    condition = "status != 'ok' or symmetry > 2"
+    done = run("scan", good, "--fail-if", condition, exits=1)
+    assert "layer 0 (status random-looking, symmetry " in done.stderr
+
+
+def test_columns_are_chosen_in_a_file_of_csv_too(tmp_path: Path) -> None:
+    file = tmp_path / "scores.csv"
+    line = ("scan", ENCODER, "--columns", "symmetry,layer")
+    run(*line, "-o", file)
+    assert file.read_text(encoding="utf-8") == run(*line, "--csv").stdout
+    assert file.read_text(encoding="utf-8").splitlines()[0] == "symmetry,layer"
+    refused = run(*line, "-o", tmp_path / "scores.parquet", exits=2)
+    assert "add --csv or --out FILE.csv" in refused.stderr
 
 
 @pytest.mark.parametrize("line", [("--sort", "symetry"), ("--csv", "--columns", "layer,symetry")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
     from wqk.tables.rendering import SortOrder
     from wqk.tables.score_table import ScoreTable
+
+
+# Columns whose values are in the name of a row.
+ROW_NAMES = ("checkpoint", "stack", "kind", "layer", "head", "distance")
 
 
 @click.command()
@@ -122,7 +126,7 @@ if TYPE_CHECKING:
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Only these columns of --csv, such as layer,symmetry.",
+    help="Only these columns of --csv and of --out FILE.csv, such as layer,symmetry.",
 )
 @json_output
 @csv_output
@@ -192,15 +196,17 @@ def scan(
 
     heads = heads or head_numbers is not None
     ending = display.require_one_output(as_csv, out, as_json)
-    if columns is not None and ending != ".csv":
-        raise click.UsageError("--columns chooses columns of CSV; add --csv")
     if display.is_standard_output(out):
         out = None
-    files = _Files(out=out, picture=picture, details=details, report=report)
+    is_csv = ending == ".csv" or (out is not None and out.suffix == ".csv")
+    if columns is not None and not is_csv:
+        raise click.UsageError("--columns chooses columns of CSV; add --csv or --out FILE.csv")
+    columns_of_csv = None if columns is None else columns.split(",")
+    files = _Files(out=out, columns=columns_of_csv, picture=picture, details=details, report=report)
     files.check()
     measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
     order = None if sort_by is None else SortOrder.parse(sort_by)
-    _check_columns(measures, order, columns, where=where, fail_if=fail_if)
+    _check_columns(measures, order, columns_of_csv, where=where, fail_if=fail_if)
     opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
@@ -219,7 +225,8 @@ def scan(
                     on_progress=on_progress,
                     **options,
                 )
-            printed = _chosen(table if heads else table.layers, head_numbers, where)
+            printed = _of_heads(table if heads else table.layers, head_numbers)
+            printed = _filtered(printed, where, measures)
         except WqkError as error:
             if len(jobs) == 1:
                 raise
@@ -253,8 +260,8 @@ def scan(
     if as_json:
         # Medians are those of all rows.
         display.print_object(joined.to_dict() | {"rows": rows.to_dict()["rows"]})
-    elif columns is not None:
-        display.print_table(_with_columns(rows.frame, columns.split(",")), ending)
+    elif columns_of_csv is not None and ending:
+        display.print_table(_with_columns(rows.frame, columns_of_csv), ending)
     elif ending:
         display.print_table(rows, ending)
     elif len(jobs) > 1:
@@ -264,15 +271,49 @@ def scan(
         _print_way_to_rows(joined)
         _print_placements([*last_tables.values()], named=True)
     files.write(tables, joined, rows, by_head=heads and len(jobs) == 1)
-    status = 0 if fail_if is None else _status_of_condition(chosen, fail_if)
+    status = 0 if fail_if is None else _status_of_condition(chosen, fail_if, measures)
     if failures := len(jobs) - len(tables):
         tell(f"{failures} of {len(jobs)} checkpoints failed")
         status = 2
     context.exit(status)
 
 
+def _columns_of(measures: Sequence[str]) -> dict[str, pl.DataType]:
+    """Return the types of the columns that measures add, by name."""
+    from wqk.tables.schema import types
+
+    columns: dict[str, pl.DataType] = {}
+    for measure in MEASURES:
+        if measure.name in measures:
+            columns |= types(measure.columns)
+    return columns
+
+
+def _with_columns_of(table: ScoreTable, measures: Sequence[str]) -> ScoreTable:
+    """Return the table with empty columns for measures that no layer has."""
+    import polars as pl
+
+    empty_columns = [
+        pl.lit(None, kind).alias(name)
+        for name, kind in _columns_of(measures).items()
+        if name not in table.frame
+    ]
+    return replace(table, frame=table.frame.with_columns(empty_columns))
+
+
+def _filtered(table: ScoreTable, where: str | None, measures: Sequence[str]) -> ScoreTable:
+    """Return the rows that satisfy a condition; by default all rows."""
+    if where is None:
+        return table
+    rows = _with_columns_of(table, measures).filter(where)
+    return replace(rows, frame=rows.frame.select(table.frame.columns))
+
+
 def _check_columns(
-    measures: Sequence[str], order: SortOrder | None, columns: str | None, **conditions: str | None
+    measures: Sequence[str],
+    order: SortOrder | None,
+    columns: Sequence[str] | None,
+    **conditions: str | None,
 ) -> None:
     """Raise an error before the scan if an option names a column that the table will not have.
 
@@ -285,15 +326,12 @@ def _check_columns(
 
     from wqk.tables.conditions import condition
     from wqk.tables.rendering import ranked
-    from wqk.tables.schema import SCHEMA, types
+    from wqk.tables.schema import SCHEMA
 
-    table = pl.DataFrame(schema=SCHEMA)
-    for measure in MEASURES:
-        if measure.name in measures:
-            table = table.with_columns(pl.DataFrame(schema=types(measure.columns)))
+    table = pl.DataFrame(schema=SCHEMA | _columns_of(measures))
     ranked(table, order, top=None)
     if columns is not None:
-        _with_columns(table, columns.split(","))
+        _with_columns(table, columns)
     for name, text in conditions.items():
         if text is None:
             continue
@@ -333,6 +371,8 @@ class _Files:
     ----------
     out
         The table.
+    columns
+        The columns of the table as CSV; None for all.
     picture
         The picture of the table.
     details
@@ -342,6 +382,7 @@ class _Files:
     """
 
     out: Path | None
+    columns: Sequence[str] | None
     picture: Path | None
     details: Path | None
     report: Path | None
@@ -378,12 +419,18 @@ class _Files:
         by_head
             Whether the picture is a map of heads.
         """
+        from wqk._console import csv_of_frame
+        from wqk._files import write_atomically
         from wqk._style import save_figure
         from wqk.cli import display
         from wqk.reporting import write_report
 
         if self.out:
-            rows.write(self.out)
+            if self.columns is None or self.out.suffix != ".csv":
+                rows.write(self.out)
+            else:
+                chosen_columns = _with_columns(rows.frame, self.columns)
+                write_atomically(self.out, csv_of_frame(chosen_columns))
             display.say(f"{self.out}: {counted(len(rows), 'row')}")
         if self.picture:
             save_figure(joined.plot("heads" if by_head else None), self.picture)
@@ -396,18 +443,20 @@ class _Files:
             display.say(f"report: {self.report}")
 
 
-def _chosen(table: ScoreTable, head_numbers: Sequence[int] | None, where: str | None) -> ScoreTable:
-    """Return the rows of the chosen heads that satisfy the condition; by default all rows."""
-    if head_numbers is not None:
-        missing = sorted({*head_numbers} - {*table.heads.frame["head"]})
-        if missing:
-            count = table.heads.frame["head"].n_unique()
-            raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
-        table = table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
-    return table if where is None else table.filter(where)
+def _of_heads(table: ScoreTable, head_numbers: Sequence[int] | None) -> ScoreTable:
+    """Return the rows of the heads with these numbers; by default all rows."""
+    if head_numbers is None:
+        return table
+    missing = sorted({*head_numbers} - {*table.heads.frame["head"]})
+    if missing:
+        count = table.heads.frame["head"].n_unique()
+        raise TableError(f"no head {missing[0]}; heads are numbered from 0 to {count - 1}")
+    return table.heads.filter(f"head in ({', '.join(map(str, head_numbers))})")
 
 
-def _status_of_condition(tables: Sequence[ScoreTable], fail_if: str) -> int:
+def _status_of_condition(
+    tables: Sequence[ScoreTable], fail_if: str, measures: Sequence[str]
+) -> int:
     """Return the exit status for a condition; print the rows that have the condition.
 
     The status is 1 if a row has the condition, and 2 if a table has no values for the condition.
@@ -421,9 +470,11 @@ def _status_of_condition(tables: Sequence[ScoreTable], fail_if: str) -> int:
         if not len(table):
             continue
         name = display_name(table.frame["checkpoint"][0] or "unnamed")
+        complete = _with_columns_of(table, measures)
         try:
-            with_condition.append(table.filter(fail_if))
-            without_value = table.filter(condition(fail_if, table.frame.columns).is_null())
+            has_condition = condition(fail_if, complete.frame.columns)
+            with_condition.append(complete.filter(fail_if))
+            without_value = complete.filter(has_condition.is_null())
         except TableError as error:
             tell(f"--fail-if: {name}: {error}")
             status = 2
@@ -433,11 +484,42 @@ def _status_of_condition(tables: Sequence[ScoreTable], fail_if: str) -> int:
             status = 2
     rows = join(with_condition).frame if with_condition else None
     if rows is not None and len(rows):
-        names = few(_names_of_rows(rows, named=len(tables) > 1))
+        columns = condition(fail_if, rows.columns).meta.root_names()
+        names_of_rows = _names_of_rows(rows, named=len(tables) > 1)
+        names = [
+            f"{name}{_values(row, columns)}"
+            for name, row in zip(names_of_rows, rows.to_dicts(), strict=True)
+        ]
         verb = "has" if len(rows) == 1 else "have"
-        tell(f"{counted(len(rows), 'row')} {verb} the condition {fail_if}: {names}")
+        tell(f"{counted(len(rows), 'row')} {verb} the condition {fail_if}: {few(names)}")
         status = status or 1
     return status
+
+
+def _values(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Return a row's values in the columns of a condition, in parentheses; "" if it has none.
+
+    Examples
+    --------
+    >>> row = {"layer": 3, "status": "guessed", "symmetry": 0.25, "score_ceiling": 51336.9}
+    >>> _values(row, ["status", "symmetry"]), _values(row, ["score_ceiling"])
+    (' (status guessed, symmetry 0.25)', ' (51337)')
+    """
+    values = {}
+    for column in columns:
+        if column not in ROW_NAMES and row[column] is not None:
+            values[column] = _in_few_digits(row[column])
+    if len(values) == 1:
+        return f" ({', '.join(values.values())})"
+    texts = [f"{column} {value}" for column, value in values.items()]
+    return f" ({', '.join(texts)})" if texts else ""
+
+
+def _in_few_digits(value: Any) -> str:
+    """Return a value of a table as text, numbers with three digits or as whole numbers."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _names_of_rows(rows: pl.DataFrame, named: bool) -> list[str]:
