@@ -72,7 +72,8 @@ def test_explain_and_the_table_show_them() -> None:
     model = guessed(norms=True)
     notes = " ".join(wqk.explain(model).notes)
     assert "scale: assumed 0.5 (only names and shapes of tensors are known" in notes
-    assert "rotation: unknown" in notes
+    assert "unknown: rotation, mask, window" in notes
+    assert notes.count("unknown: ") == 1
     assert "gains of the norms of queries and keys: assumed as stored" in notes
     (line,) = (line for line in wqk.scan(model).metadata["notes"] if "assumed" in line)
     assert line.startswith("assumed: scale 0.5, gains of the norms of queries and keys as stored")

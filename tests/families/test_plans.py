@@ -244,6 +244,27 @@ def test_head_counts_that_a_configuration_leaves_out_can_be_given(tmp_path: Path
         scan(wqk.open(tmp_path, heads_per_layer=heads))
 
 
+def test_key_heads_that_a_configuration_lacks_can_be_given_although_shapes_show_them(
+    tmp_path: Path,
+) -> None:
+    save(replace(NAMED["llama"], config=GROUPED), tmp_path)
+    expected = scan(tmp_path).frame
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    heads, key_heads = config["num_attention_heads"], config.pop("num_key_value_heads")
+    path.write_text(json.dumps(config))
+    assert scan(wqk.open(tmp_path, key_heads=key_heads)).frame.equals(expected)
+    with pytest.raises(CheckpointError, match=f"give key_heads={key_heads}, or"):
+        wqk.open(tmp_path, key_heads=heads)
+    sentence = f"config.json lacks num_key_value_heads; {key_heads} key heads follow from the shape"
+    assert sentence in " ".join(wqk.explain(tmp_path).notes)
+    path.write_text(json.dumps(config | {"num_key_value_heads": heads}))
+    with pytest.raises(CheckpointError, match=f"set num_key_value_heads to {key_heads} in config"):
+        wqk.open(tmp_path)
+    with pytest.raises(CheckpointError, match="knows the number of heads"):
+        wqk.open(tmp_path, key_heads=key_heads)
+
+
 def test_names_like_the_expected_ones_are_told() -> None:
     name = "layers.0.self_attn.q_proj.base_layer.weight"
     checkpoint = StateDict({name: np.ones((4, 4))}, {"model_type": "llama"}, "adapted")

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from tests import small
 from tests.cases import cases
 from tests.sameness.test_same import CONFIG, R, edited, llama, opened
 
@@ -72,6 +73,17 @@ def test_numbers_of_heads_are_taken_from_the_other_side() -> None:
     with pytest.raises(UnknownFamily, match="heads_per_layer=N"):
         same(theirs, theirs)
     assert same(theirs, theirs, heads_per_layer=6).same
+    assert same(ours, theirs, heads_per_layer=6).same
+    with pytest.raises(CheckpointError, match="knows the number of heads"):
+        same(ours, ours, heads_per_layer=6)
+
+
+def test_a_supplied_number_of_key_heads_must_fit_a_model_that_lacks_the_number() -> None:
+    reference, candidate = small.llama(key_heads=2), small.llama(key_heads=2, name="candidate")
+    del candidate.config["num_key_value_heads"]
+    same(reference, candidate, key_heads=2)
+    with pytest.raises(CheckpointError, match="give key_heads=2"):
+        same(reference, candidate, key_heads=4)
 
 
 def test_what_a_guess_does_not_know_is_left_out_and_said() -> None:

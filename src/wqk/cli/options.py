@@ -278,12 +278,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "heads_per_layer": {
         "type": COUNT,
         "metavar": "N",
-        "help": "Query heads, if the config does not give their number.",
+        "help": "Query heads, if the config lacks their number.",
     },
     "key_heads": {
         "type": COUNT,
         "metavar": "N",
-        "help": "Key heads, if the config does not give their number.",
+        "help": "Key heads, if the config lacks their number, such as num_key_value_heads.",
     },
     "out": {
         "type": FILE,

@@ -2,7 +2,7 @@
 
 from wqk.families.assumptions import Aspect, Assumption
 from wqk.families.family import families, load_family
-from wqk.families.finding import find_family, with_head_counts
+from wqk.families.finding import KnownHeadCounts, find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
 from wqk.families.planner import plan_attention, plan_mixers
 from wqk.families.plans import AttentionPlan, Place
@@ -18,6 +18,7 @@ __all__ = [
     "AttentionRule",
     "Composed",
     "Family",
+    "KnownHeadCounts",
     "Norm",
     "Place",
     "Projection",

@@ -14,6 +14,10 @@ from wqk.families.rules import Family
 from wqk.families.spellings import prefixes
 
 
+class KnownHeadCounts(CheckpointError):
+    """A number of heads was set for a checkpoint whose configuration contains the number."""
+
+
 def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     """Return the family that lists the model type and matches its tensors, or a guessed family.
 
@@ -63,8 +67,8 @@ def with_head_counts(
 
     Raises
     ------
-    CheckpointError
-        A number is set, but not needed.
+    KnownHeadCounts
+        A number is set, but the configuration contains the number.
     """
     options = {"heads_per_layer": heads_per_layer, "key_heads": key_heads}
     numbers = {key: number for key, number in options.items() if number is not None}
@@ -73,22 +77,29 @@ def with_head_counts(
     rules = []
     for rule in family.attention:
         config = Config(checkpoint.config, rule.config, rule.defaults, rule.model_type)
-        if rule.guess or config.in_file(*rule.heads) is None:
-            names = {"heads_per_layer": rule.heads, "key_heads": rule.key_heads}
+        names = {"heads_per_layer": rule.heads, "key_heads": rule.key_heads}
+        lacks_heads = rule.guess or config.in_file(*rule.heads) is None
+        lacks_key_heads = bool(rule.key_heads) and config.in_file(*rule.key_heads) is None
+        used = {}
+        if lacks_heads:
+            used = numbers
+        elif lacks_key_heads and key_heads is not None:
+            used = {"key_heads": key_heads}
+        if used:
             # The rule's other settings, such as sections, use the numbers by the rule's names.
             numbers_by_name: dict[str, int] = {}
-            for key, number in numbers.items():
+            for key, number in used.items():
                 numbers_by_name |= dict.fromkeys((key, *names[key]), number)
             rule = replace(
                 rule,
-                heads=("heads_per_layer", *rule.heads),
+                heads=("heads_per_layer", *rule.heads) if lacks_heads else rule.heads,
                 key_heads=("key_heads", *rule.key_heads),
                 defaults=rule.defaults | numbers_by_name,
             )
         rules.append(rule)
     if rules == list(family.attention):
         key, number = next(iter(numbers.items()))
-        raise CheckpointError(
+        raise KnownHeadCounts(
             f"family {family.name} knows the number of heads; "
             f"{key.replace('_', ' ')} are only for one that does not; expected none, got {number}; "
             "leave it out"

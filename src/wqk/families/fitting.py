@@ -7,6 +7,7 @@ import math
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import Tensors
 from wqk.errors import CheckpointError
+from wqk.families.expressions import PLAIN_KEY
 from wqk.families.layouts import MISFIT, Composed, Norm, Projection
 from wqk.families.plans import AttentionPlan
 from wqk.families.sides import Side
@@ -52,8 +53,22 @@ def _require_matching_heads(plan: AttentionPlan) -> None:
             f"{query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {plan.layer} of the "
             f"{plan.rule.stack}; expected one width, and a number of key heads that divides that "
-            f"of query heads; {MISFIT}"
+            f"of query heads; {_fitting_key_heads(plan)}"
         )
+
+
+def _fitting_key_heads(plan: AttentionPlan) -> str:
+    """Return advice that ends a message: the number of key heads that fits the shapes, if any."""
+    query, key = plan.query, plan.key
+    key_heads, remainder = divmod(key.heads * key.head_width, query.head_width)
+    names = [name for name in plan.rule.key_heads if PLAIN_KEY.fullmatch(name)]
+    if remainder or not key_heads or query.heads % key_heads or not names:
+        return MISFIT
+    correction = f"give key_heads={key_heads}"
+    if names[0] != "key_heads":  # the number is the configuration's, not the caller's
+        nested = f"{plan.rule.config}." if plan.rule.config else ""
+        correction = f"set {nested}{' or '.join(names)} to {key_heads} in config.json"
+    return f"{correction}, or use another family (family=NAME)"
 
 
 def _require_equal_inputs(plan: AttentionPlan, tensors: Tensors) -> None:

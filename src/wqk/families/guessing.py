@@ -204,7 +204,7 @@ def _age(config: Mapping[str, Any]) -> str:
     clause = f"families were proven against transformers {proven}"
     if isinstance(written, str) and _release(written) > _release(proven):
         return f"this type is newer than the families: {written} wrote the file, and {clause}"
-    return clause
+    return f"no family describes this type; {clause}"
 
 
 def _release(version: str) -> tuple[int, ...]:

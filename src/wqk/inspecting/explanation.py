@@ -159,6 +159,7 @@ def explain(ref: Any) -> Explanation:
         uses=tuple(_uses(checkpoint, plans)),
         notes=(
             *dict.fromkeys(chain.from_iterable(map(_notes, plans))),
+            *_key_heads_by_shape(checkpoint, plans),
             *_unread_settings(checkpoint, plans),
             *_without_form(model),
             *(f"{name}: looks like further attention, and is not read." for name in model.unread),
@@ -167,6 +168,22 @@ def explain(ref: Any) -> Explanation:
         bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),
         bytes_stored=sum(info.nbytes for info in checkpoint.tensors().values()),
     )
+
+
+def _key_heads_by_shape(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[str]:
+    """Yield sentences on numbers of key heads that only the shapes of tensors give."""
+    sentences = []
+    for plan in plans:
+        rule = plan.rule
+        if rule.guess or not rule.key_heads or plan.key.heads == plan.query.heads:
+            continue
+        config = Config(checkpoint.config, rule.config, rule.defaults, rule.model_type)
+        if config.optional_whole(rule.key_heads, plan.layer) is None:
+            sentences.append(
+                f"{plan.stack} {plan.what}: config.json lacks {' or '.join(rule.key_heads)}; "
+                f"{plan.key.heads} key heads follow from the shapes of the tensors."
+            )
+    yield from dict.fromkeys(sentences)
 
 
 def _unread_settings(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[str]:
@@ -240,9 +257,7 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     block = f"{plan.stack} {plan.what}"
     if plan.rule.guess:
         yield f"{block}: {plan.rule.guess}."
-    for assumption in plan.assumptions:
-        if assumption.aspect is not Aspect.MISSING:  # the reason lists missing tensors
-            yield f"{block}: {assumption}."
+    yield from (f"{block}: {sentence}." for sentence in _assumptions(plan))
     if plan.rule.note:
         yield f"{block}: {plan.rule.note}."
     if plan.reason:
@@ -250,6 +265,22 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     for omission in omissions(plan):
         if omission.kind == "mixing":
             continue  # the reason lists these layers
+        if omission.kind == "unknown" and plan.assumptions:
+            continue  # the assumptions list the unknown parts
         yield f"{block}: {omission.explanation}."
     if plan.applications > 1:
         yield f"{block}: each layer's weights are applied {plan.applications} times."
+
+
+def _assumptions(plan: AttentionPlan) -> Iterator[str]:
+    """Yield clauses on assumed parts of a plan, and on unknown parts that have one reason."""
+    aspects_by_reason: dict[str, list[str]] = {}
+    for assumption in plan.assumptions:
+        if assumption.aspect is Aspect.MISSING:
+            continue  # the reason of a partial plan lists missing tensors
+        if assumption.is_unknown:
+            aspects_by_reason.setdefault(assumption.reason, []).append(assumption.aspect.value)
+        else:
+            yield str(assumption)
+    for reason, aspects in aspects_by_reason.items():
+        yield f"unknown: {', '.join(aspects)} ({reason})"

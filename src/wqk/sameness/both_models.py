@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.adapters import NotAnAdapter
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import KnownHeadCounts
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.sameness.block_settings import is_configured
@@ -41,13 +42,15 @@ def open_both(
     Raises
     ------
     CheckpointError, UnknownFamily
-        A model cannot be opened, even with these numbers; or a base is set, and no model is an
-        adapter.
+        A model cannot be opened, even with these numbers; the numbers contradict a model, or no
+        model lacks them; or a base is set, and no model is an adapter.
     """
     if base is not None:
         openings = _with_base(openings, base)
     errors: list[Exception] = []
     opened = [_opened(opening, errors) for opening in openings]
+    if heads is not None or key_heads is not None:
+        opened = _with_supplied(opened, openings, heads, key_heads)
     complete = next((model for model in opened if model is not None), None)
     if complete is None and heads is None:
         raise errors[0]
@@ -68,6 +71,35 @@ def open_both(
             notes.append(counts.note(model))
         models.append(model)
     return models, notes
+
+
+def _with_supplied(
+    opened: Sequence[Model | None],
+    openings: Sequence[dict[str, Any]],
+    heads: int | None,
+    key_heads: int | None,
+) -> list[Model | None]:
+    """Return opened models; models whose configuration lacks a supplied number have the number.
+
+    Raises
+    ------
+    KnownHeadCounts
+        Both models were opened, and no configuration lacks the number.
+    CheckpointError
+        The number does not fit the tensors.
+    """
+    models: list[Model | None] = []
+    refusals: list[KnownHeadCounts] = []
+    for model, opening in zip(opened, openings, strict=True):
+        if model is not None:
+            try:
+                model = open_model(**opening, heads_per_layer=heads, key_heads=key_heads)
+            except KnownHeadCounts as refusal:
+                refusals.append(refusal)
+        models.append(model)
+    if len(refusals) == len(models):
+        raise refusals[0]
+    return models
 
 
 class _SuppliedHeads(NamedTuple):
