@@ -48,6 +48,7 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
         assert "is typical of published encoders" in " ".join(result.output.split())
         assert ("█" in result.output) == (width >= 80)
     full = " ".join(run("scan", ENCODER, "--full", width=80).output.split())
+    assert "chance: 0.0078 ± 0.011 for independent entries at d 128, 1/d ± √2/d" in full
     assert "Definition 3.2" in full
     assert "expected by chance" in full
     assert "in heads (random) between" in full  # the value by chance next to its score

@@ -550,3 +550,12 @@ def test_the_terms_of_a_layer_are_plain_numbers():
     rng = np.random.default_rng(0)
     heads = BilinearForm(*rng.standard_normal((2, 4, 16, 2)).astype(np.float32))
     assert [type(term) for term in head_terms(heads)] == [float] * 3
+
+
+@pytest.mark.parametrize(("d", "rank"), [(24, 4), (24, 24), (64, 8)])
+def test_the_spread_of_symmetry_by_chance_is_that_of_drawn_factors(d: int, rank: int) -> None:
+    mean, spread = wqk.forms.scores.symmetry_by_chance(d)
+    drawn = np.random.default_rng(0).standard_normal((2, 4000, d, rank))
+    symmetries = symmetry(BilinearForm.from_factors(*drawn))
+    assert np.mean(symmetries) == pytest.approx(mean, abs=4 * spread / math.sqrt(4000))
+    assert np.std(symmetries) == pytest.approx(spread, rel=0.08)

@@ -411,11 +411,25 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
     }
 
 
+def symmetry_by_chance(d: int) -> tuple[float, float]:
+    """Return mean and standard deviation of the symmetry of a form with independent factors.
+
+    They are 1/d and about √2/d at any rank, if the entries have mean zero (paper, Proposition S1.17,
+    with its constant corrected).
+
+    Examples
+    --------
+    >>> mean, spread = symmetry_by_chance(768)
+    >>> f"{mean:.4f} ± {spread:.4f}"
+    '0.0013 ± 0.0018'
+    """
+    return 1 / d, math.sqrt(2) / d
+
+
 def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: int) -> bool:
     """Return whether weights and symmetry are as expected of independent random entries.
 
-    The symmetry of a form of width ``d`` with random factors is 1/d ± √2/d (paper, Proposition
-    S1.17, with its constant corrected).
+    The symmetry is compared with `symmetry_by_chance`.
 
     Parameters
     ----------
@@ -435,7 +449,8 @@ def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: i
     >>> looks_random(drawn, 0.02, 64), looks_random(trained, 0.02, 64), looks_random(drawn, 0.9, 64)
     (True, False, False)
     """
-    if abs(symmetry - 1 / d) > STANDARD_ERRORS * math.sqrt(2) / d:
+    mean, spread = symmetry_by_chance(d)
+    if abs(symmetry - mean) > STANDARD_ERRORS * spread:
         return False
     return all(_is_even(weight.reshape(-1, weight.shape[-1])) for weight in weights)
 

@@ -32,6 +32,7 @@ from wqk._style import (
     style,
 )
 from wqk.errors import TableError, did_you_mean, shortened
+from wqk.forms.scores import symmetry_by_chance
 from wqk.tables import sheet
 from wqk.tables.changes import sentences
 from wqk.tables.columns import COLUMNS, MEASURES, Column, advice_on_measure
@@ -312,6 +313,19 @@ def _meanings_of_headings(table: ScoreRows) -> Iterator[str]:
     for column in _columns(table.frame, full=True):
         if column.name != "status":
             yield f"{column.heading}: {column.meaning}"
+        if column.name == "symmetry_null":
+            yield from _chance_at_width(table)
+
+
+def _chance_at_width(table: ScoreRows) -> Iterator[str]:
+    """Yield the symmetry of independent entries, with its spread, for each width of a table."""
+    widths = table.frame.filter(pl.col("d_query") == pl.col("d_key"))["d_query"].unique().sort()
+    for width in widths.drop_nulls():
+        mean, spread = symmetry_by_chance(width)
+        yield (
+            f"chance: {mean:.2g} ± {spread:.2g} for independent entries at d {width}, "
+            "1/d ± √2/d (mean and standard deviation)"
+        )
 
 
 def heading_definitions(table: ScoreRows) -> Iterator[Text]:
