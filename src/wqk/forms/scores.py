@@ -414,8 +414,8 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
 def symmetry_by_chance(d: int) -> tuple[float, float]:
     """Return mean and standard deviation of the symmetry of a form with independent factors.
 
-    They are 1/d and about √2/d at any rank, if the entries have mean zero (paper, Proposition S1.17,
-    with its constant corrected).
+    They are 1/d and about √2/d at any rank, if the entries have mean zero (paper, Proposition
+    S1.17, with its constant corrected).
 
     Examples
     --------
