@@ -349,7 +349,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
             "every N steps with N at least 1, got every=9",
         ),
         Mistake(lambda: wqk.scan(ref, other_ref), TypeError, r"or wqk.scan([a, b]) for several"),
-        Mistake(lambda: wqk.scan("demo:encoder"), CheckpointError, 'wqk.demo_model("encoder")'),
+        Mistake(lambda: wqk.scan("demo:bert"), CheckpointError, "models of the package are demo:"),
         Mistake(lambda: wqk.Monitor(net).plot(), AttributeError, "did you mean 'table.plot()'"),
         Mistake(
             lambda: wqk.clip_(ref, 100, {(0, 0): 1.0}),
@@ -467,7 +467,7 @@ def mistakes(desk: Desk) -> list[Mistake]:
         Mistake(lambda: wqk.compose(desk.pair, "K"), TypeError, 'wqk.compose(ref, kind="k")'),
         Mistake(lambda: wqk.tokens(net, 0, 1, words=3), TypeError, "tokens(): got an unexpected"),
         Mistake(lambda: wqk.ablate(net), AttributeError, "wqk.parts(ref, text, each_head=True)"),
-        Mistake(lambda: wqk.label_heads(ref), CheckpointError, "AutoModelForCausalLM.from_pret"),
+        Mistake(lambda: wqk.logits(ref, batch), CheckpointError, "AutoModelForCausalLM.from_pret"),
         Mistake(lambda: model[0].ov, CheckpointError, 'wqk.demo_model("induction")'),
         Mistake(lambda: wqk.compose(ref), CheckpointError, 'wqk.demo_model("induction")'),
         Mistake(lambda: wqk.tokens(ref, 0, 1), CheckpointError, 'wqk.demo_model("induction")'),

@@ -173,13 +173,13 @@ GUESSES = (
         names="attention_maps attention_patterns attention_weights attentions get_attention",
     ),
     _guess(
-        call="wqk.label_heads(model)",
-        command="heads are labeled in Python: wqk.label_heads(model)",
+        call="wqk.label_heads(ref)",
+        command="heads are labeled in Python: wqk.label_heads(ref)",
         names="induction_heads previous_token_heads",
     ),
     _guess(
         call="",
-        command="heads are labeled in Python: wqk.label_heads(model)",
+        command="heads are labeled in Python: wqk.label_heads(ref)",
         names="detect_heads head_detector head_labels label label_heads",
     ),
     _guess(

@@ -626,7 +626,7 @@ def test_what_a_model_predicts_and_that_its_whole_loss_is_its_own(name: str, pre
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_scores_that_explain_nothing_have_no_picture_and_a_reason() -> None:
+def test_of_scores_that_explain_nothing_the_losses_are_drawn_and_a_reason_is_given() -> None:
     model = adapted(r=2, init_lora_weights=False)
     measured = wqk.parts(model, tokens=TOKENS.reshape(50, 8), draws=1)
     null = pl.lit(None, pl.Float64)
@@ -635,8 +635,17 @@ def test_scores_that_explain_nothing_have_no_picture_and_a_reason() -> None:
     assert "the loss is higher by no more than chance between blocks" in " ".join(
         str(nothing).split()
     )
-    with pytest.raises(CheckpointError, match=r"explain nothing of the loss\. There is no share"):
-        nothing.plot()
+    (axes,) = nothing.plot().axes
+    parts_drawn = [label.get_text() for label in axes.get_yticklabels()]
+    assert parts_drawn[::-1] == shares["part"].to_list()
+    losses_drawn = [line.get_xdata()[0] for line in axes.lines[: len(parts_drawn)]]
+    assert losses_drawn[::-1] == shares["loss"].to_list()
+    assert "explain no more than chance" in axes.get_xlabel()
+    by_layer = shares.with_columns(layer=pl.lit(0)).vstack(shares.with_columns(layer=pl.lit(1)))
+    whole_and_layers = shares.vstack(by_layer.with_columns(pl.col("layer").cast(pl.Int64)))
+    _, layers = replace(nothing, shares=whole_and_layers).plot().axes
+    assert layers.get_ylabel() == "loss (nats)"
+    assert len(layers.lines[0].get_xdata()) == 2
     of_scores = pl.lit(0.5)
     explained = replace(measured, shares=shares.with_columns(share=of_scores, low=null, high=null))
     assert "chance between blocks" not in str(explained)

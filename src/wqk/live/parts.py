@@ -234,17 +234,16 @@ class Parts(Result):
     def plot(self) -> Figure:
         """Draw the loss against factors of each half, if measured, and the shares that parts keep.
 
+        If the attention scores explain nothing of the loss, parts have no shares; then the losses
+        are drawn.
+
         Raises
         ------
         MissingPackage
             matplotlib is not installed.
-        CheckpointError
-            The attention scores explain nothing of the loss, and no curves were measured.
         """
         from wqk.reporting.pictures import parts_figure
 
-        if self.curves.is_empty() and self.shares["share"].is_null().all():
-            raise CheckpointError(f"{self.checkpoint}: {self.sentence} There is no share to draw")
         return parts_figure(self.shares, self.curves, self.predicts)
 
     _drawn = plot

@@ -244,7 +244,10 @@ LEGEND = {
 
 
 def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> Figure:
-    """Draw a row of panels for each stack: curves, if any, shares, and shares by layer."""
+    """Draw a row of panels for each stack: curves, if any, shares, and shares by layer.
+
+    A panel without any share has the losses instead.
+    """
     stacks = shares["stack"].unique(maintain_order=True).to_list()
     has_layers = shares["layer"].is_not_null().any()
     has_curves = not curves.is_empty()
@@ -259,10 +262,14 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
             axes = iter(row)
             if has_curves:
                 _curves(next(axes), curves.filter(stack=stack), loss)
-            _shares(next(axes), shares_of_stack.filter(pl.col("layer").is_null()))
+            shares_of_all = shares_of_stack.filter(pl.col("layer").is_null())
+            if shares_of_all["share"].is_null().all():
+                _losses(next(axes), shares_of_all, loss)
+            else:
+                _shares(next(axes), shares_of_all)
             if has_layers:
                 shares_of_layers = shares_of_stack.filter(pl.col("head").is_null())
-                _layers(next(axes), shares_of_layers.drop_nulls("layer"))
+                _layers(next(axes), shares_of_layers.drop_nulls("layer"), loss)
             row[0].set_title(stack)
         if panels_in_row > 1:  # one legend for all panels, with equal names
             lines = [_line(part) for part in LEGEND]
@@ -304,14 +311,30 @@ def _shares(axes: Axes, rows: pl.DataFrame) -> None:
     axes.set(xlabel="share of the loss kept")
 
 
-def _layers(axes: Axes, rows: pl.DataFrame) -> None:
+def _losses(axes: Axes, rows: pl.DataFrame, loss: str) -> None:
+    """Draw the loss of the whole model and of each replacement of the scores."""
+    upward = rows.drop_nulls("loss").reverse()
+    for place, row in enumerate(upward.iter_rows(named=True)):
+        axes.plot(row["loss"], place, "o", color=PART_COLORS.get(row["part"], OLIVE))
+    axes.set_yticks(range(len(upward)), upward["part"])
+    axes.locator_params(axis="x", nbins=3)  # losses that differ little have many digits
+    for reference_loss in rows.filter(pl.col("part").is_in(["whole", "none"]))["loss"]:
+        axes.axvline(reference_loss, color=GRAY, linewidth=0.5)
+    axes.set(xlabel=f"{loss}; no shares, as the scores\nexplain no more than chance")
+
+
+def _layers(axes: Axes, rows: pl.DataFrame, loss: str) -> None:
+    """Draw the shares by changed layer; the losses if no part has a share."""
+    has_shares = rows["share"].is_not_null().any()
+    column = "share" if has_shares else "loss"
     for name in ("symmetric", "skew", "half", "random"):
-        rows_of_part = rows.filter(part=name).drop_nulls("share")
+        rows_of_part = rows.filter(part=name).drop_nulls(column)
         look = part_look(name) | {"marker": "o", "markersize": 3}
-        axes.plot(rows_of_part["layer"], rows_of_part["share"], **look)
-    axes.axhline(1, color=GRAY, linewidth=0.5)
-    axes.axhline(0, color=GRAY, linewidth=0.5)
-    axes.set(xlabel="changed layer", ylabel="share of the loss kept")
+        axes.plot(rows_of_part["layer"], rows_of_part[column], **look)
+    if has_shares:
+        axes.axhline(1, color=GRAY, linewidth=0.5)
+        axes.axhline(0, color=GRAY, linewidth=0.5)
+    axes.set(xlabel="changed layer", ylabel="share of the loss kept" if has_shares else loss)
     axes.set_xticks(sorted(rows["layer"].unique()))
 
 
