@@ -172,6 +172,21 @@ def spans(numbers: Collection[int]) -> str:
     return ", ".join(texts)
 
 
+def rounded_up(number: float, digits: int = 2) -> str:
+    """Format a positive number with a few significant digits, never below the number.
+
+    Examples
+    --------
+    >>> rounded_up(0.030129), rounded_up(0.03), rounded_up(2.41)
+    ('0.031', '0.03', '2.5')
+    """
+    text = f"{number:.{digits}g}"
+    if not math.isfinite(number) or float(text) >= number:
+        return text
+    unit = 10.0 ** (math.floor(math.log10(number)) + 1 - digits)
+    return f"{float(text) + unit:.{digits}g}"
+
+
 def last_part(model: str) -> str:
     """Return a Hub id without its owner, or the last folder of a path.
 

@@ -79,9 +79,9 @@ def test_an_adapter_that_is_known_says_how_it_was_merged(tmp_path: Any) -> None:
     for times, text in (
         (1, None),
         (0, "not merged"),
-        (2, "merged twice or merged with alpha / √rank"),
+        (2, "merged twice, or merged with alpha / √rank"),
         (1 / 4, "merged without its scale"),
-        (4, "merged with its scale twice (4 · 4) or merged with alpha instead of alpha / rank"),
+        (4, "merged with its scale twice (4 · 4), or merged with alpha instead of alpha / rank"),
         (0.3, "merged with 0.300"),
     ):
         merged = {n: v + times * update.get(n, 0) for n, v in tensors.items()}

@@ -404,7 +404,8 @@ def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None
     drawn = image.get_array()
     assert [tuple(place) for place in np.argwhere(~drawn.mask)] == [(1, 2)]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == [comparison.causes[0].mismatch.verdict, "the same, up to rounding"]
+    kind = comparison.causes[0].mismatch.verdict
+    assert names == [f"{kind} (queries alone)", "the same, up to rounding"]
     demo = str(wqk.demo_model("decoder"))
     run("same", demo, demo, "--picture", tmp_path / "a.txt", exits=2)
     assert not (tmp_path / "a.txt").exists()

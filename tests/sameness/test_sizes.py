@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,7 +18,7 @@ import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
-SIZES = {"width": 32, "neurons": 48, "layers": 2, "key_heads": 2, "vocabulary": 50}
+SIZES: dict[str, Any] = {"width": 32, "neurons": 48, "layers": 2, "key_heads": 2, "vocabulary": 50}
 OTHER_SIZES = {"width": 48, "neurons": 64, "layers": 3, "key_heads": 4, "vocabulary": 60}
 HEADS, HEAD_WIDTH = 4, 8
 

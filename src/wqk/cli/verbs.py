@@ -247,7 +247,8 @@ def show(
     "--repair",
     type=PATH,
     metavar="FOLDER",
-    help="Write a repaired copy of the candidate, with its files, names and types, and compare it.",
+    help="Write a repaired copy of the candidate, with its files, names and types, and compare it. "
+    "The outcome is printed instead of the code.",
 )
 @click.option(
     "--merged-with",

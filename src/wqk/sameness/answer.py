@@ -65,6 +65,8 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
         Causes of differing tensors outside the forms.
     adapter
         One sentence on the shares of the reference's adapter that the candidate contains.
+    attention_alone
+        True if the other tensors are not compared because ``everything`` is off.
     repaired
         The repaired copy of the candidate, if one was written.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from wqk._console import last_part
 from wqk.attention.rounding import NARROWER, grid
 from wqk.checkpoints import Checkpoint
 from wqk.families import AttentionPlan
@@ -35,6 +36,7 @@ def notes_on(
     ``notes_on_heads`` are the notes of the comparison of blocks.
     """
     yield from _unknown_parts(alignment.pairs)
+    yield from _values_not_compared(models, alignment.pairs)
     for model, plan in zip(models, alignment.anchor, strict=True):
         narrower = _narrower_type(model.checkpoint, plan)
         if narrower is not None:
@@ -54,6 +56,18 @@ def _unknown_parts(pairs: Sequence[PlanPair]) -> Iterator[str]:
         )
     elif any(map(positions_unknown, pairs)):
         yield "not compared, because a family only names them: rotary positions"
+
+
+def _values_not_compared(models: Sequence[Model], pairs: Sequence[PlanPair]) -> Iterator[str]:
+    """Yield a note on each model with values, but without the outputs of the same blocks."""
+    if is_guessed(pairs):
+        return
+    for number, model in enumerate(models):
+        plans = [pair[number] for pair in pairs]
+        if any(plan.value is not None and plan.output is None for plan in plans):
+            name = last_part(model.checkpoint.name)
+            yield f"values are not compared: {name} has no output weights, for the form W_v W_o"
+            return
 
 
 def _narrower_type(checkpoint: Checkpoint, plan: AttentionPlan) -> str | None:

@@ -277,6 +277,7 @@ class Comparison:
     settings_not_compared: tuple[str, ...] = ()
     tensor_causes: tuple[Cause, ...] = ()
     adapter: str = ""
+    attention_alone: bool = False
     repaired: WrittenRepair | None = None
 
     # -- verdict ---------------------------------------------------------------------------

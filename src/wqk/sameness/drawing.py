@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from wqk._console import last_part
+from wqk._console import last_part, spans
 from wqk._style import CATEGORIES, style
 from wqk.errors import TableError
 
 if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     from wqk.sameness.comparisons import BlockComparison, Comparison
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
 
 # The color of heads that are the same.
 SAME_COLOR = "#f3f3f1"
-# Relative distances with the palest and the darkest color; others have the nearer one's color.
-PALEST, DARKEST = 1e-4, 2
+# Quotients of the distances with the darkest and the palest color: at least, so that nearly equal
+# distances have nearly equal colors; without a logarithm, at most; and at most.
+LEAST_RANGE, LINEAR_RANGE, LARGEST_RANGE = 4, 12, 1e4
+# Heads and layers of a map whose distances are written into the map, at most.
+MOST_HEADS_WITH_NUMBERS, MOST_LAYERS_WITH_NUMBERS = 12, 16
 # Width of the bar of a layer's cause, and its distance from the heads, relative to the map's width.
 BAR_WIDTH, BAR_DISTANCE = 0.025, 0.035
 # Letters of a model's name in the title.
@@ -32,7 +37,8 @@ TITLE_WIDTH = 40
 def plot_distances(comparison: Comparison) -> Figure:
     """Draw the distance of every head from the same head of the other model, by attention.
 
-    Heads that are equal up to rounding are pale. A bar next to each layer has the color of the
+    Heads that are equal up to rounding are pale. The colors reach to the largest distance; in small
+    maps, numbers are the distances. A bar next to each layer has the color of the
     layer's first cause. The causes are named below.
 
     Raises
@@ -42,7 +48,6 @@ def plot_distances(comparison: Comparison) -> Figure:
     MissingPackage
         Matplotlib is not installed.
     """
-    from matplotlib.colors import LogNorm
     from matplotlib.patches import Patch
 
     from wqk.tables.rendering import head_maps
@@ -54,15 +59,72 @@ def plot_distances(comparison: Comparison) -> Figure:
         raise TableError("no attention block was compared, so there is nothing to draw")
     color_of = _colors(comparison)
     maps = [(title, _distances(blocks)) for title, blocks in attentions.items()]
-    scale = LogNorm(PALEST, DARKEST, clip=True)
+    scale = _scale([table["distance"].drop_nulls().drop_nans().to_list() for _, table in maps])
     figure = head_maps(maps, {"distance": ""}, "relative distance of a head", norm=scale)
     for axes, blocks in zip(figure.axes, attentions.values(), strict=False):
         _draw_causes(axes, blocks, color_of)
+        _write_distances(axes, blocks, scale)
     figure.suptitle(_title(comparison), x=0.01, ha="left", fontsize=8, fontweight="bold")
-    patches = [Patch(color=color, label=kind) for kind, color in color_of.items()]
+    patches = [
+        Patch(color=color, label=f"{kind}{_only_side(comparison, kind)}")
+        for kind, color in color_of.items()
+    ]
     patches.append(Patch(color=SAME_COLOR, label="the same, up to rounding"))
     figure.legend(handles=patches, loc="outside lower left", ncols=2)
     return figure
+
+
+def _scale(distances: Sequence[Sequence[float]]) -> Normalize:
+    """Return the scale of colors, from the smallest to the largest distance of differing heads.
+
+    The scale is logarithmic if the distances differ much.
+    """
+    from matplotlib.colors import LogNorm, Normalize
+
+    finite = [distance for part in distances for distance in part if math.isfinite(distance)]
+    if not finite:
+        return LogNorm(1 / LARGEST_RANGE, 1, clip=True)
+    largest = max(finite)
+    smallest = max(min(*finite, largest / LEAST_RANGE), largest / LARGEST_RANGE)
+    if largest / smallest <= LINEAR_RANGE:
+        return Normalize(0, largest, clip=True)
+    return LogNorm(smallest, largest, clip=True)
+
+
+def _write_distances(axes: Axes, blocks: Sequence[BlockComparison], scale: Normalize) -> None:
+    """Write the distances into the map, if they fit."""
+    layers = 1 + max(block.layer for block in blocks)
+    heads = max(len(block.heads) for block in blocks)
+    if heads > MOST_HEADS_WITH_NUMBERS or layers > MOST_LAYERS_WITH_NUMBERS:
+        return
+    for block in blocks:
+        for head, distance in enumerate(block.heads):
+            if not distance > 0:
+                continue
+            axes.text(
+                head,
+                block.layer,
+                f"{distance:#.2g}".removeprefix("0"),
+                ha="center",
+                va="center",
+                fontsize=5.5,
+                color="white" if scale(distance) > 0.5 else "black",
+            )
+
+
+def _only_side(comparison: Comparison, kind: Kind) -> str:
+    """Return the side in brackets, if all causes of a kind are on one side, with its key heads."""
+    mismatches = [cause.mismatch for cause in comparison.causes if cause.mismatch.verdict is kind]
+    sides = {mismatch.sides for mismatch in mismatches}
+    if sides not in ({("query",)}, {("key",)}):
+        return ""
+    (side,) = sides.pop()
+    plural = {"query": "queries", "key": "keys"}[side]
+    heads: dict[int, None] = {}
+    for mismatch in mismatches:
+        heads |= dict.fromkeys(mismatch.facts.get("key_heads", ()) if side == "key" else ())
+    numbers = f", key heads {spans([*heads])}" if heads else ""
+    return f" ({plural} alone{numbers})"
 
 
 def _colors(comparison: Comparison) -> dict[Kind, str]:

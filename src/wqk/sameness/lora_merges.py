@@ -160,7 +160,7 @@ def mistake_of(merge: FittedMerge, scale: MergeScale, deviation: float) -> str:
         times = "" if is_whole else f", and with {merge.share:.4g} times its scale"
         return f"merged with its product transposed{times}"
     fitting = [text for share, text in scale.known_shares() if abs(share - merge.share) < deviation]
-    return " or ".join(fitting) or f"merged with {merge.share:.4g} times its scale"
+    return ", or ".join(fitting) or f"merged with {merge.share:.4g} times its scale"
 
 
 def unmerged(

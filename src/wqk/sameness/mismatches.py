@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wqk._console import rounded_up
 from wqk.sameness.repairs import Step, merged_steps, program
 from wqk.sameness.round_factors import round_factor
 from wqk.sameness.tolerances import (
@@ -291,7 +292,7 @@ def unexplained(distances: Numbers, shares: Numbers) -> Mismatch:
     far = [head for head, share in enumerate(shares) if share > 1]
     low = min(distances[head] for head in far)
     high = max(distances[head] for head in far)
-    size = f"{high:.2g}" if low > high / 2 else f"{low:.2g} to {high:.2g}"
+    size = rounded_up(high) if low > high / 2 else f"{low:.2g} to {rounded_up(high)}"
     if len(far) < len(distances):
         within = _within_tolerance(distances, shares)
         reason = f"{Kind.UNKNOWN}: relative distance {size} in {_counted(far)}{within or ' alone'}"

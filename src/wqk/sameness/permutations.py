@@ -438,11 +438,12 @@ def _name_in_stretches(rows: np.ndarray, sizes: Sizes) -> NamedOrder | None:
 def _name_short(rows: np.ndarray) -> NamedOrder | None:
     """Name an order with a few moved rows by the numbers of these rows; None for more rows."""
     moved = np.flatnonzero(rows != np.arange(len(rows)))
-    if len(moved) > SHORT:
+    if not 1 < len(moved) <= SHORT:
         return None
-    listed = " ".join(map(str, moved))
+    *numbers, last = map(str, moved)
     order_of_all = Listed(tuple(rows.tolist()))
-    return NamedOrder(f"{listed} in each other's places", Permute(0, order_of_all))
+    description = f"{', '.join(numbers)} and {last} exchanged"
+    return NamedOrder(description, Permute(0, order_of_all))
 
 
 def _name_within(order: np.ndarray, sizes: Sizes) -> NamedOrder:

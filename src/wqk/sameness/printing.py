@@ -10,8 +10,10 @@ from rich.text import Text
 
 from wqk._console import display_name, spans
 from wqk.sameness.blocks import DISTANCES
+from wqk.sameness.mismatches import Kind
 from wqk.sameness.places_in_words import places_in_words
-from wqk.sameness.sentences import commented, outcome
+from wqk.sameness.sentences import commented, differ_in_settings_alone, outcome
+from wqk.sameness.tensor_names import title_in_block
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -29,7 +31,10 @@ FEWER_POSITIONS = "; the largest N is the last position that both models have"
 
 
 def printed(comparison: Comparison) -> Iterator[Any]:
-    """Yield the verdict, then each cause with its layers, the distances, and the repair."""
+    """Yield the verdict, then each cause with its layers, the distances, and the repair.
+
+    If a repaired copy was written, its outcome replaces the distances and the code of the repair.
+    """
     reference, candidate = display_name(comparison.reference), display_name(comparison.candidate)
     yield Text.assemble((reference, "bold"), "  and  ", (candidate, "bold"))
     yield outcome(comparison, with_causes=False)
@@ -41,22 +46,29 @@ def printed(comparison: Comparison) -> Iterator[Any]:
         yield f"only in {blocks.model}: {places_in_words(blocks.places)}"
     if comparison.adapter:
         yield comparison.adapter
-    if comparison.different_blocks:
+    if comparison.repaired is not None:
+        yield ""
+        yield comparison.repaired.summary
+        return
+    differing = comparison.different_blocks
+    if differing and not differ_in_settings_alone(differing):
         yield table_of_distances(comparison)
         yield Text(_footnote(comparison.blocks), style="dim")
     if comparison.repair:
         yield ""
         yield _code(commented(comparison.repair))
-    if comparison.repaired is not None:
-        yield ""
-        yield comparison.repaired.summary
 
 
 def _line_of_cause(cause: Cause) -> Text:
     """Return the reason of a cause, sides that are not in the reason, and the layers."""
     reason = cause.mismatch.reason
     place = f", {cause.where}"
-    if not any(side in reason for side in cause.mismatch.sides):
+    if cause.verdict is Kind.ADAPTER:
+        # The sides of a merge are those of scores alone.
+        names = {} if cause.outside else cause.mismatch.facts.get("tensors", {})
+        titles = ", ".join(dict.fromkeys(map(title_in_block, names)))
+        place = f" ({titles}){place}" if titles else place
+    elif not any(side in reason for side in cause.mismatch.sides):
         sides = " and ".join(cause.mismatch.sides)
         place = f" ({sides}){place}" if sides else place
     return Text.assemble("• ", (reason, "bold"), place)

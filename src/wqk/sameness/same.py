@@ -182,6 +182,7 @@ def same(
         settings_not_compared=settings.not_compared,
         tensor_causes=explained.causes,
         adapter=merge_sentence(shares),
+        attention_alone=not everything and layers is None,
     )
     if repair is None or comparison.verdict is Verdict.SAME:
         return comparison

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from wqk._console import counted, farthest, few
+from wqk._console import counted, farthest, few, rounded_up
 from wqk.sameness.comparisons import BlockComparison, Cause, Comparison, LoneBlocks
 from wqk.sameness.mismatches import Kind
-from wqk.sameness.places_in_words import places_in_words
+from wqk.sameness.places_in_words import layers_in_words, places_in_words
 from wqk.sameness.verdicts import Verdict
 
 # Kinds with a printed reason even without a known repair.
@@ -98,7 +98,9 @@ def _different_blocks(comparison: Comparison, with_causes: bool) -> str:
     if not differing:
         return ""
     count = f"{len(differing)} of {len(comparison.blocks)} blocks differ"
-    distance = _range_of_distances(differing)
+    distance = _range_of_distances(differing) + _accepting_tolerance(comparison)
+    if differ_in_settings_alone(differing):
+        count += ", in the configuration alone"
     if not with_causes:
         return f"{count}{distance}"
     causes = [_name_of_cause(cause) for cause in comparison.causes if cause.places]
@@ -111,8 +113,37 @@ def _range_of_distances(blocks: Sequence[BlockComparison]) -> str:
     if not distances:
         return ""
     low, high = min(distances), max(distances)
-    spread = f"up to {high:.2g}" if high <= 2 * low else f"{low:.2g} to {high:.2g}"
+    largest = rounded_up(high)
+    spread = f"up to {largest}" if high <= 2 * low else f"{low:.2g} to {largest}"
+    is_unexplained = all(mismatch.unexplained for block in blocks for mismatch in block.mismatches)
+    if is_unexplained and len(distances) > 1:
+        place = max(blocks, key=lambda block: block.farthest).place
+        is_one_stack = len({(block.stack, block.kind) for block in blocks}) == 1
+        where = layers_in_words({place.layer}) if is_one_stack else places_in_words([place])
+        spread += f", largest in {where}"
     return f" (relative distance {spread})"
+
+
+def _accepting_tolerance(comparison: Comparison) -> str:
+    """Return the tolerance that accepts the candidate, if all that differs is close; else empty."""
+    differing = comparison.different_blocks
+    is_close = all(mismatch.is_close for block in differing for mismatch in block.mismatches)
+    elsewhere = (*comparison.alone, *comparison.settings, *comparison.tensor_causes)
+    distances = [block.farthest for block in differing]
+    distances += [tensor.distance for tensor in comparison.differing]
+    if not is_close or elsewhere or not all(map(math.isfinite, distances)):
+        return ""
+    return f", which --tolerance {rounded_up(max(distances))} accepts"
+
+
+def differ_in_settings_alone(blocks: Sequence[BlockComparison]) -> bool:
+    """Return whether blocks have equal weights, and differ in settings of the configuration."""
+    return all(
+        block.farthest <= block.tolerance
+        and not block.unequal
+        and all(mismatch.verdict is Kind.SETTING for mismatch in block.mismatches)
+        for block in blocks
+    )
 
 
 def _name_of_cause(cause: Cause) -> str:
@@ -174,7 +205,9 @@ def _compared(comparison: Comparison) -> str:
     if comparison.unknown:
         texts.append(f"not compared: {few(comparison.unknown)}")
     if comparison.not_compared:
-        texts.append(f"{counted(len(comparison.not_compared), 'other tensor')} not compared")
+        hint = " (--all compares them)" if comparison.attention_alone else ""
+        other_tensors = counted(len(comparison.not_compared), "other tensor")
+        texts.append(f"{other_tensors} not compared{hint}")
     if comparison.settings_not_compared:
         keys = few(comparison.settings_not_compared)
         texts.append(f"other settings, not compared: {keys}")

@@ -212,7 +212,7 @@ def _edit_of_order(order: np.ndarray, axis: int, axes: int) -> TensorEdit:
         edit = Permute(axis, Listed(tuple(order.tolist())))
         return TensorEdit(kind, f"{entries} in another order", edit)
     predicate = named.description
-    if not predicate.startswith("lie"):
+    if not predicate.startswith("lie") and not predicate.endswith("exchanged"):
         predicate = f"in another order: {predicate}"
     return TensorEdit(kind, f"{entries} {predicate}", Permute(axis, named.edit.order))
 

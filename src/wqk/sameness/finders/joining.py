@@ -114,9 +114,13 @@ def _exchanged_scales(findings: Sequence[WeightFinding]) -> WeightFinding | None
         return None
     titles = ", ".join(finding.pair.title for finding in scaled.values())
     factors_in_words = ", ".join(f"{factor:.4g}" for factor in factors)
-    description = (
-        f"{titles}: scaled by {factors_in_words}, whose product is 1: scales have changed places"
-    )
+    description = f"{titles}: scaled by {factors_in_words}, whose product is 1"
+    biases = [finding.pair.bias for finding in scaled.values()]
+    unscaled = [bias.title for bias in biases if bias is not None and bias.right]
+    if unscaled:
+        description += f", but not their biases ({', '.join(unscaled)})"
+    else:
+        description += ": scales have changed places"
     first = next(iter(scaled.values()))
     return replace(
         first,
