@@ -309,20 +309,38 @@ def test_a_reason_of_an_earlier_run_is_printed_as_such(models: list[str], tmp_pa
     out, late, absent = tmp_path / "out", tmp_path / "late", tmp_path / "absent"
     first = run("survey", models[0], late, "--out", out, exits=1).stderr
     assert f"\nfailed: {late}: no such file or folder" in f"\n{first}"
-    shutil.copytree(models[1], late)
     resumed = run("survey", models[0], late, absent, "--out", out, exits=1).stderr
     assert f"\nfailed before: {late}: no such file or folder" in resumed
     assert f"\nfailed: {absent}: no such file or folder" in resumed
     assert "; 2 failed, --retry tries them again" in resumed
+    for folder in (late, absent):
+        shutil.copytree(models[1], folder)
     retried = run("survey", models[0], late, "--retry", "--out", out).stderr
     assert "failed" not in retried
+
+
+def test_a_failed_checkpoint_is_tried_again_if_its_files_have_changed(
+    models: list[str], tmp_path: Path
+):
+    out, late, damaged = tmp_path / "out", tmp_path / "late", tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "model.safetensors").write_bytes(b"x")
+    line = ["survey", models[0], late, damaged, "--out", out]
+    assert "2 failed" in run(*line, exits=1).stderr
+    assert run(*line, exits=1).stderr.count("failed before: ") == 2
+    shutil.copytree(models[1], late)
+    resumed = run(*line, exits=1).stderr
+    assert f"failed before: {damaged}" in resumed
+    assert "1 failed" in resumed
+    shutil.copytree(models[2], damaged, dirs_exist_ok=True)
+    assert "failed: " not in run(*line).stderr
 
 
 def test_identical_checkpoints_are_reported_everywhere(models: list[str], tmp_path: Path):
     out = tmp_path / "out"
     refs = (models[3], models[4], models[11])
     printed = run("survey", *refs, "--out", out, width=400)
-    note = "identical scores: {} = {}"
+    note = "identical scores (biases ignored): {} = {}"
     assert note.format(models[3], models[11]) in printed.stdout.splitlines()
     resumed = run("survey", *refs, "--csv", "--out", out)
     assert note.format(models[3], models[11]) in resumed.stderr.splitlines()

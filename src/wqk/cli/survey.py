@@ -49,7 +49,12 @@ MOST_REFS = 20
     help="Number of processes.  [default: one per core, at most 8]",
 )
 @click.option("--dask", metavar="ADDRESS", help="Scheduler of a Dask cluster: tcp://host:8786.")
-@click.option("--retry", is_flag=True, help="Retry checkpoints that failed before.")
+@click.option(
+    "--retry",
+    is_flag=True,
+    help="Retry checkpoints that failed before; local ones with new or changed files are retried "
+    "without it.",
+)
 @every_head
 @gamma
 @json_output

@@ -422,7 +422,7 @@ def identical_models(groups: Sequence[Sequence[str]]) -> str:
     Examples
     --------
     >>> identical_models([["a", "b"], ["c", "d", "e", "f", "g"]])
-    'identical scores: a = b; c = d = e = f and 1 more'
+    'identical scores (biases ignored): a = b; c = d = e = f and 1 more'
     """
     phrases = []
     for names in groups[:MOST_GROUPS]:
@@ -432,7 +432,7 @@ def identical_models(groups: Sequence[Sequence[str]]) -> str:
         phrases.append(phrase)
     if len(groups) > MOST_GROUPS:
         phrases.append(f"and {counted(len(groups) - MOST_GROUPS, 'more group')}")
-    return f"identical scores: {'; '.join(phrases)}"
+    return f"identical scores (biases ignored): {'; '.join(phrases)}"
 
 
 def left_out(table: ScoreRows) -> Iterator[str]:
@@ -787,7 +787,7 @@ def _model_boxes(table: ScoreRows, labels: Mapping[str, str]) -> Figure:
     for axis, (score, title) in zip(axes, labels.items(), strict=True):
         for place, (_, rows) in enumerate(models):
             _box(axis, place, rows[score], color_by_stack[rows["stack"][0]])
-        axis.set(title=title, xlabel="over layers")
+        axis.set(title=title, xlabel="over layers: quartiles, median, range")
         _finish_axis_of_boxes(axis, score, table.frame[score])
     axes[0].set(ylim=(len(models) - 0.5, -0.5))
     names = [name for name, _ in models]

@@ -296,7 +296,7 @@ class JobOutcome:
     rows
         Number of rows of the table.
     files
-        Hash of names, sizes and times of a local checkpoint's files.
+        Hash of names, sizes and times of a local checkpoint's files, also if the job failed.
     bytes_read, seconds
         Size of the scored weights, and duration of the job.
     error, reason
@@ -336,6 +336,7 @@ def run_job(
         return replace(
             outcome,
             reason=_without_location(outcome.reason or "", job),
+            files=local_files_of(job.location),
             seconds=time.perf_counter() - start,
             trace=trace,
         )
@@ -385,6 +386,16 @@ def files_of(location: str) -> str | None:
     except OSError as error:
         raise CheckpointError(f"{location}: cannot be read ({error.strerror})") from None
     return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
+
+
+def local_files_of(location: str) -> str | None:
+    """Hash a checkpoint's files on disk, as `files_of`; None for other checkpoints."""
+    if is_bucket(location):
+        return None
+    try:
+        return files_of(location)
+    except CheckpointError:
+        return None
 
 
 def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str | None, int]:

@@ -34,6 +34,7 @@ from wqk.scanning.surveys.jobs import (
     failure,
     files_of,
     hub_revisions,
+    local_files_of,
     run_in_processes,
     run_job,
     run_on,
@@ -103,6 +104,7 @@ class SurveyFolder:
         if outcome.error is not None:
             line: dict[str, Any] = {"event": "failed", **job_columns}
             line |= {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
+            line["files"] = outcome.files
             if outcome.trace:
                 line["trace"] = outcome.trace
             return line
@@ -247,7 +249,8 @@ def survey(
     jobs
         Number of worker processes, which share the cores; by default one for each core, at most 8.
     retry
-        Whether to repeat failed checkpoints.
+        Whether to repeat all failed checkpoints; local ones whose files have appeared or changed
+        are repeated in any case.
     on_progress
         Called at the start and after every checkpoint.
     **hub
@@ -321,9 +324,14 @@ def _revisions(
 
 
 def _is_pending(folder: SurveyFolder, job: Job, retry: bool) -> bool:
-    """Return whether a job is new, has changed files, or failed and is to be repeated."""
+    """Return whether a job is new, has changed files, or failed and is to be repeated.
+
+    A failed job whose files on disk have appeared or changed since is repeated without ``retry``.
+    """
     if job.key in folder.failed:
-        return retry
+        files = None if job.problem else local_files_of(job.location)
+        files_at_failure = folder.failed[job.key].get("files", files)  # earlier versions lack it
+        return retry or (files is not None and files != files_at_failure)
     part = folder.part(job.key)
     if job.key not in folder.done or not part.exists() or not part.stat().st_size:
         return True
