@@ -55,6 +55,7 @@ def commands(spoken: bool = True) -> Iterator[tuple[str, str]]:
     for path in [*PAGES, *CODE]:
         text = path.read_text("utf-8")
         commands_of_text = INLINE.findall(text) if spoken else []
+        text = re.sub(r"\\\\\n +", "", text)  # a command on several lines of a help text
         commands_of_text += (
             EXAMPLE.findall(text) if path.suffix == ".py" and "cli" in path.parts else []
         )

@@ -178,6 +178,7 @@ def make_runs() -> None:
     Path("texts").mkdir()
     for name in ("book.txt", "wikitext.txt", "texts/one.txt"):
         Path(name).write_text("\n\n".join(texts), encoding="utf-8")
+    Path("valid.txt.xz").write_bytes(lzma.compress("\n\n".join(texts).encode()))
     Path("wikipedia.jsonl").write_text(lines, encoding="utf-8")
     for name in ("articles", "wikipedia", "reviews", "toxic_comments"):
         Path(f"{name}.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
@@ -227,7 +228,7 @@ def make_runs() -> None:
                 shutil.copytree(f"runs/{kind}", name)
     for name in ("run", "seed-1", "seed-2", "seed-3"):
         shutil.copytree("runs/decoder", name)
-    for name in ("store", "corpus", "corpora/wikipedia"):
+    for name in ("store", "corpus", "corpora/wikipedia", "characters"):
         shutil.copytree("wikipedia", name)
 
 

@@ -87,6 +87,7 @@ def experiments(
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     _print_table(trials, speed, measure=dry_run)
+    _print_plateaus(trials)
     _print_comparisons(trials, below)
     if missing:
         display.say(f"{_listed(missing)}; wqk lab corpus makes one")
@@ -177,6 +178,17 @@ def _speed_now(trials: Sequence[Trial]) -> float | None:
         return speed_now(trial.recipe, TokenStore.open(trial.corpus))
     except (CorpusError, MissingPackage):
         return None
+
+
+def _print_plateaus(trials: Sequence[Trial]) -> None:
+    """Name the finished runs that have learnt nothing beyond the frequencies of tokens."""
+    from wqk.cli import display
+    from wqk.tables.run import open_run
+    from wqk_lab.training.frequencies import plateau_note
+
+    for trial in trials:
+        if trial.done and (note := plateau_note(open_run(trial.folder))):
+            display.output().print(f"{trial.folder.name}: {note}", soft_wrap=True)
 
 
 def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:

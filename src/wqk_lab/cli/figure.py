@@ -195,6 +195,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk_lab.figures.catalog import check_ending, save
     from wqk_lab.figures.model_sizes import SETS, left_out
     from wqk_lab.figures.paired import sentences
+    from wqk_lab.training.frequencies import plateau_note
 
     check_ending(out)
     sources = _with_package_models(FIGURES[name], sources)
@@ -205,6 +206,9 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     if name == "pairs" and sources.pairs is not None:
         for line in sentences(sources.pairs, numbers(name, sources)):
             display.say(line)
+    for run in sources.runs:
+        if note := plateau_note(run):
+            display.say(f"{run.name}: {note}")
     if name in SETS:
         for line in left_out(sources.scores, sources.parameters):
             display.say(f"not drawn, {line}")

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Fields of the recipe whose options do not have the form `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight", "parent")
 
+# Seconds of a command from which on its share of other work than training is worth advice.
+LONG = 60
+
 
 def _presets(name: str) -> str:
     """Return a field's values in the presets, at the presets' own sizes."""
@@ -87,12 +90,15 @@ def train(
     --from starts from the weights of a finished run; --objective alone brings its own attention
     (masked: full; causal: to earlier tokens), and with --mode both can be combined freely. For
     several GPUs or processes: torchrun --nproc-per-node N -m wqk lab train.
+    The example of width 64 is a recipe for characters that learns within a minute or two.
 
     \b
     Examples:
       wqk lab train --corpus wikipedia -o runs/encoder
       wqk lab train --mode decoder --steps 4000 --corpus wikipedia -o runs/decoder
       wqk lab train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
+      wqk lab train --layers 2 --width 64 --heads 4 --block 32 --batch 16 --steps 3000 \\
+          --learning-rate 0.005 --corpus characters -o runs/small
       wqk lab train --resume -o runs/encoder
       wqk lab train --from runs/decoder --objective masked -o runs/converted
 
@@ -137,9 +143,11 @@ def train(
     overrides |= penalty or {}
     if config:
         overrides["config"] = read_configuration(config)
+    trained_before = 0.0
     if resume:
         begun_run = open_run(out)
         _take_threads_of(begun_run)
+        trained_before = _training_seconds(begun_run)
         before = Recipe.from_json(begun_run.recipe)
         named: dict[str, Any] = {"preset": preset} if preset else {}
         recipe = replace(before, **(named | SIZES.get(size or "", {}) | overrides))
@@ -149,6 +157,8 @@ def train(
     else:
         recipe = make_recipe(preset or "fast", size=size, **overrides)
     is_first = os.environ.get("RANK", "0") == "0"  # number of the process, set by torchrun
+    if not resume and is_default_threads() and recipe.fits_one_thread:
+        use_threads(1, "training")
     stopwatch = _Stopwatch()
     with _progress(recipe, stopwatch) if is_first else nullcontext() as on_progress:
         try:
@@ -168,7 +178,13 @@ def train(
                 next_step = f"wqk lab train --resume -o {out} resumes it"
             raise KeyboardInterrupt(next_step) from None
     if is_first:
-        _print_outcome(run, stopwatch)
+        _print_outcome(run, stopwatch, trained_before)
+
+
+def is_default_threads() -> bool:
+    """Return whether the command was given no number of threads."""
+    source = click.get_current_context().get_parameter_source("threads")
+    return source is ParameterSource.DEFAULT
 
 
 def _take_threads_of(run: Run) -> None:
@@ -176,8 +192,7 @@ def _take_threads_of(run: Run) -> None:
 
     The number does not change if --threads was given, or if there are fewer processors.
     """
-    source = click.get_current_context().get_parameter_source("threads")
-    if source is not ParameterSource.DEFAULT:
+    if not is_default_threads():
         return
     environment = run.settings.get("environment")
     number = environment.get("threads") if isinstance(environment, dict) else None
@@ -208,6 +223,9 @@ def _progress(
     """
     from wqk.cli import display
 
+    # Read before training, which is not part of the load of other programs.
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
     def changes(done: TrainingProgress) -> dict[str, Any]:
         text = f"{done.steps_done}/{done.steps} steps, {state(done)}"
         return {"total": done.steps, "completed": done.steps_done, "text": text}
@@ -217,6 +235,8 @@ def _progress(
         def show(done: TrainingProgress) -> None:
             if not stopwatch.has_trained:
                 display.say(summary(recipe))
+                if advice := _advice_on_threads(load):
+                    display.say(advice)
                 stopwatch.has_trained = True
             if update:
                 update(done)
@@ -280,23 +300,76 @@ def state(done: TrainingProgress) -> str:
     return ", ".join(losses_shown)
 
 
-def _print_outcome(run: Run, stopwatch: _Stopwatch) -> None:
-    """Print the outcome of a run, the time of the command if it has trained, and the next step."""
+def _training_seconds(run: Run) -> float:
+    """Return the seconds of training in a run's metrics."""
+    seconds = run.metrics["seconds"].drop_nulls()
+    return float(seconds[-1]) if len(seconds) else 0.0
+
+
+def _print_outcome(run: Run, stopwatch: _Stopwatch, trained_before: float) -> None:
+    """Print the outcome of a run, the time of the command if it has trained, and the next step.
+
+    ``trained_before`` is the number of seconds of training before the command.
+    """
     import polars as pl
 
     from wqk.cli import display
+    from wqk_lab.training.frequencies import plateau_note
 
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
     took = timedelta(seconds=round(last["seconds"]))
+    all_steps = run.recipe["steps"]
+    is_stopped = last["step"] < all_steps
+    reached = counted(last["step"], "step")
+    if is_stopped:
+        reached = f"stopped at {last['step']:,} of {counted(all_steps, 'step')}"
+    since = " since the run began" if trained_before else ""
     outcome = (
-        f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took} of "
-        f"training; held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
+        f"{run.folder}: {reached}, {last['tokens']:,} tokens in {took} of training{since}; "
+        f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
     )
-    duration = (
-        f"the command took {stopwatch.elapsed}, with held-out losses and checkpoints"
-        if stopwatch.has_trained
-        else "no step was left"
-    )
+    duration = "no step was left"
+    if stopwatch.has_trained:
+        duration = f"the command took {stopwatch.elapsed}, with held-out losses and checkpoints"
+        duration += _advice_on_time(stopwatch.elapsed, last["seconds"] - trained_before)
     then = f"next: wqk scan {run.folder}, or wqk lab figure updates {run.folder}"
-    display.output().print(outcome, duration, then, sep="\n", soft_wrap=True)
+    if is_stopped:
+        then = (
+            f"next: wqk lab train --resume -o {run.folder} trains on; wqk scan {run.folder} scores "
+            "the steps so far"
+        )
+    lines = [outcome, duration, plateau_note(run), then]
+    display.output().print(*filter(None, lines), sep="\n", soft_wrap=True)
+
+
+def _advice_on_time(elapsed: timedelta, training_seconds: float) -> str:
+    """Name the options that save time, if a command took longer for other work than for training.
+
+    Examples
+    --------
+    >>> _advice_on_time(timedelta(seconds=187), 60)
+    '; --held-out-blocks and --held-out-every reduce the former, --save-every the latter'
+    >>> _advice_on_time(timedelta(seconds=187), 150)
+    ''
+    """
+    other_seconds = elapsed.total_seconds() - training_seconds
+    if other_seconds < max(training_seconds, LONG):
+        return ""
+    return "; --held-out-blocks and --held-out-every reduce the former, --save-every the latter"
+
+
+def _advice_on_threads(load: float) -> str:
+    """Return advice if other programs keep the cores busy; empty for one thread, or on a GPU.
+
+    Threads wait for each other in every operation. ``load`` is the number of running processes.
+    """
+    import torch
+
+    cores = usable_cores()
+    if torch.get_num_threads() == 1 or torch.cuda.is_available() or load < cores / 2:
+        return ""
+    return (
+        f"other programs keep the cores busy (load {load:.1f} on {counted(cores, 'core')}): with "
+        "--threads 1, training may be several times as fast"
+    )

@@ -125,7 +125,7 @@ threads = click.option(
     metavar="N",
     expose_value=False,
     callback=_use_chosen_threads,
-    help="Number of CPU threads.",
+    help="Number of CPU threads.  [default: all cores; lab train: one up to width 64]",
 )
 
 

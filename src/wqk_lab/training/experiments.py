@@ -71,7 +71,8 @@ class Trial:
     corpus: Path  #: The token store.
     folder: Path  #: The run's folder.
     goal: int  #: Last step of the run.
-    threads: int | None  #: Number of CPU threads; None for an equal share of the cores.
+    threads: int | None  #: Number of CPU threads; None for an equal share of the cores,
+    #: and one for a narrow model.
     parent: Path | None = None  #: Folder of the run to continue.
 
     @property
@@ -102,6 +103,8 @@ class Trial:
         """Return the command that trains or resumes the run."""
         train = [sys.executable, "-m", "wqk", "lab", "train", "--out", str(self.folder)]
         train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
+        if self.recipe.fits_one_thread:
+            threads = 1
         train += ["--threads", str(self.threads or threads)]
         if self.step is not None:
             return [*train, "--resume"]

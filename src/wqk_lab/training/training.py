@@ -237,7 +237,8 @@ def _recipe_and_store(
         got = ", ".join(f"{name} {new}" for name, _, new in changed)
         raise RunError(
             f"{folder}: a run resumes with its own recipe; expected {expected}, as the run began, "
-            f"got {got}; leave the options that differ out, or begin a new run in another folder"
+            f"got {got}; leave the options that differ out, or begin a new run in another folder "
+            f"(--from {folder} -o OTHER starts from this run's weights, once it has all its steps)"
         )
     store = TokenStore.open(run.corpus["folder"] if corpus is None else corpus)
     if store.fingerprint != (fingerprint := run.corpus["fingerprint"]):

@@ -310,6 +310,16 @@ class Pretended:
             raise TimeoutExpired("wqk", 1)
 
 
+def test_a_narrow_model_has_one_thread(tmp_path: Path) -> None:
+    cells = [{"name": "narrow"}, {"name": "wide", "width": 128}, {"name": "two"}]
+    trials = trials_of(tmp_path, *cells)
+    threads = {}
+    for trial, chosen in zip(trials, (None, None, 2), strict=True):
+        command = replace(trial, threads=chosen).command(8)
+        threads[trial.cell] = command[command.index("--threads") + 1]
+    assert threads == {"narrow": "1", "wide": "8", "two": "2"}
+
+
 @pytest.mark.parametrize(("gpus", "jobs"), [([], None), (["3", "5"], None), (["3"], 2), ([], 16)])
 def test_runs_are_begun_told_of_and_counted(gpus, jobs, tmp_path, monkeypatch):
     """Each process has a GPU of its own, or else its share of the cores."""
@@ -320,7 +330,7 @@ def test_runs_are_begun_told_of_and_counted(gpus, jobs, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "subprocess", process)
     monkeypatch.setattr(Pretended, "codes", {"b-1": 1})
     monkeypatch.setattr(Pretended, "begun", [])
-    cells = [{"name": name} for name in "abc"]
+    cells = [{"name": name, "width": 128} for name in "abc"]
     trials = [replace(trial, threads=None) for trial in trials_of(tmp_path, *cells)]
     ended(trials[2], 6)
     trials[1].folder.mkdir(parents=True)  # as a run leaves it that was stopped at once

@@ -17,9 +17,10 @@ from tests.lab.training.making import flags
 from wqk._console import counted
 from wqk._files import append_lines
 from wqk.tables.run import METRICS, SETTINGS, Run, create_run, open_run
-from wqk_lab.cli.train import summary
+from wqk_lab.cli.train import _advice_on_threads, summary
 from wqk_lab.training.conversion import continued
 from wqk_lab.training.corpus import TokenStore
+from wqk_lab.training.frequencies import plateau_note
 from wqk_lab.training.progress import TrainingProgress
 from wqk_lab.training.recipe import SIZES, Recipe, make_recipe
 
@@ -315,3 +316,43 @@ def test_a_resumed_run_takes_its_own_recipe_but_for_what_is_given(tmp_path, monk
         wqk_train(*folder, *options, exits=130)
     expected = [recipe, replace(recipe, **SIZES["base"]), replace(recipe, preset="paper"), recipe]
     assert resumed == [(each, True) for each in expected]
+
+
+def test_a_model_that_learns_nothing_is_named(where: list[str], tmp_path: Path) -> None:
+    done = wqk_train(*flags(**SMALL), *where)
+    note = next(line for line in done.stdout.splitlines() if "learnt nothing" in line)
+    assert "beyond the frequencies of tokens (held-out loss 3.9" in note
+    assert note.endswith("train longer, or with a larger learning rate")
+    losses = {"step": 4, "held_out_loss": 3.0}
+    append_lines(tmp_path / "run" / METRICS, losses)
+    assert plateau_note(open_run(tmp_path / "run")) == ""
+
+
+def test_a_stopped_run_names_its_steps_and_how_to_resume(where: list[str], tmp_path: Path) -> None:
+    stopped = wqk_train(*flags(**SMALL), *where, "--stop", "2")
+    assert f"{tmp_path / 'run'}: stopped at 2 of 4 steps, 64 tokens" in stopped.stdout
+    assert f"next: wqk lab train --resume -o {tmp_path / 'run'} trains on" in stopped.stdout
+    finished = wqk_train("--resume", "-o", tmp_path / "run")
+    assert f"{tmp_path / 'run'}: 4 steps, 128 tokens" in finished.stdout
+    assert "of training since the run began" in finished.stdout
+    assert f"next: wqk scan {tmp_path / 'run'}" in finished.stdout
+
+
+def test_a_narrow_model_trains_on_one_thread(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    wqk_train(*flags(**SMALL), *where)
+    wqk_train(*flags(**SMALL), *where[:2], "-o", tmp_path / "two", "--threads", "2")
+    wqk_train(*flags(**SMALL | {"width": 128}), *where[:2], "-o", tmp_path / "wide")
+    assert chosen == [1, 2]
+
+
+def test_a_busy_machine_is_named_with_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wqk_lab.cli.train.usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert _advice_on_threads(0.9) == ""
+    assert "(load 7.5 on 2 cores): with --threads 1" in _advice_on_threads(7.5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert _advice_on_threads(7.5) == ""
