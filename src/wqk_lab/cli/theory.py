@@ -13,7 +13,7 @@ from wqk_lab.training.declared import documented
 
 if TYPE_CHECKING:
     from wqk_lab.theory.findings import StudyReport
-    from wqk_lab.theory.verdict import StatementVerdict
+    from wqk_lab.theory.verdict import Finding, StatementVerdict
 
 MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "described": "·"}
 MARKS |= {"not tested": "–", "identity": "="}
@@ -22,6 +22,9 @@ STYLES |= dict.fromkeys(("described", "not tested", "identity"), "dim")
 
 # Width in a pipe: every finding is one line for grep. Details have several lines.
 IN_A_PIPE = 400
+
+# Space around the details of a statement: above, right, below, left.
+BLOCK_INDENT = (0, 0, 0, 4)
 
 # Seconds between lines of progress in a pipe.
 SECONDS_IN_A_PIPE = 30
@@ -67,10 +70,10 @@ def theory(
     """Test the paper's statements on a model and a text.
 
     REF is a checkpoint's folder or Hub id, a training run's folder, or, for freshly drawn weights,
-    a config.json or a model type such as bert. Several that differ only in their seed are also
-    evaluated together. Needs PyTorch and transformers (pip install '.[train]'). Time and memory
-    grow with --batches and --batch: a small model takes a minute, and BERT-base several minutes
-    on one core, with about 2 GB; --batch 4 halves the time.
+    a config.json or a model type such as bert, with a token store as the text. Several that differ
+    only in their seed are also evaluated together. Needs PyTorch and transformers (pip install
+    '.[train]'). Time and memory grow with --batches and --batch: a small model takes a minute, and
+    BERT-base several minutes on one core, with about 2 GB; --batch 4 halves the time.
 
     \b
     Examples:
@@ -168,23 +171,22 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
     for note in report.notes:
         console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
     doubtful = "!" if report.caveat else ""
+    if verbose:
+        _print_blocks(report, doubtful)
     table = Sheet([SheetColumn("", text=True) for _ in range(3)])
     untested: dict[str, list[str]] = {}
     for finding in report.findings:
+        if verbose:
+            continue
         cells = line(finding)
-        if finding.verdict == "not tested" and not verbose:
+        if finding.verdict == "not tested":
             untested.setdefault(finding.why, []).append(finding.statement.number)
             continue
         verdict = Cell(finding.verdict + doubtful, style=STYLES[finding.verdict])
         statement = f"{cells['number']}: {cells['says']}"
-        measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
-        facts = [measured, cells["why"], cells["layers"] if finding.verdict != "identity" else ""]
-        table.add(verdict, statement, "; ".join(filter(None, facts)))
-        if verbose:
-            for label in ("quantity", "over", "assumes"):
-                if cells[label]:
-                    table.add("", f"{label}: {cells[label]}", "", style="dim")
-    console.print(table)
+        table.add(verdict, statement, _facts(finding))
+    if not verbose:
+        console.print(table)
     for why, numbers in untested.items():
         note = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
         console.print(Text(f" {note}", style=STYLES["not tested"]), soft_wrap=is_for_grep)
@@ -195,6 +197,38 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
             meaning = Text(f"{kind}: {MEANINGS[kind]}", style="dim")
             console.print(meaning, soft_wrap=is_for_grep)
     console.print(Text(result(report)), soft_wrap=is_for_grep)
+
+
+def _facts(finding: Finding) -> str:
+    """Return the measured number with its prediction, the reason, and the layers of a finding."""
+    from wqk_lab.theory.findings import line
+
+    cells = line(finding)
+    measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
+    layers = cells["layers"] if finding.verdict != "identity" else ""
+    return "; ".join(filter(None, [measured, cells["why"], layers]))
+
+
+def _print_blocks(report: StudyReport, doubtful: str) -> None:
+    """Print a block of lines for each finding, with the statement's assumptions."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from wqk.cli import display
+    from wqk_lab.theory.findings import line
+
+    console = display.output()
+    for finding in report.findings:
+        cells = line(finding)
+        verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        console.print("")
+        console.print(verdict.append(f"  {cells['number']}: {cells['says']}", style="none"))
+        if facts := _facts(finding):
+            console.print(Padding(Text(facts), BLOCK_INDENT))
+        for label in ("quantity", "over", "assumes"):
+            if cells[label]:
+                detail = Text(f"{label}: {cells[label]}", style="dim")
+                console.print(Padding(detail, BLOCK_INDENT))
 
 
 def _print_verdicts(reports: Sequence[StudyReport]) -> None:

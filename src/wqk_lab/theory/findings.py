@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from wqk_lab.theory.text import Text
 
 # The columns of a Markdown table; a CSV file has those of `line`.
-MARKDOWN_COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
+MARKDOWN_COLUMNS = (
+    "verdict",
+    "number",
+    "says",
+    "estimate",
+    "prediction",
+    "layers",
+    "why",
+    "assumes",
+    "quantity",
+)
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ def result(report: StudyReport) -> str:
         listed = "; ".join([*failing][:MOST_NAMED])
         sentence += f". Failing: {listed}"
     if len(failing) > MOST_NAMED:
-        sentence += "; …"
+        sentence += f"; and {len(failing) - MOST_NAMED} more"
     return f"{sentence}."
 
 

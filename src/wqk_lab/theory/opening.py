@@ -265,7 +265,7 @@ class _Problems:
             return None
 
     def report(self, state: State, corpus: str) -> None:
-        """Raise all errors as one, with the checkpoint's missing weights."""
+        """Raise all errors as one, after the checkpoint's missing weights."""
         if not self.errors:
             return
         # The message begins with the name of the model, and has no room to repeat the name.
@@ -276,8 +276,8 @@ class _Problems:
         lack = _lack_of_weights(state)
         if len(self.errors) == 1 and not lack:
             raise self.errors[0]
-        if lack:
-            problems.append(lack)
+        if lack:  # first, because no other text would help
+            problems.insert(0, lack)
         numbered = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
         message = f"{state.name} on {corpus}: {'; '.join(numbered)}"
         raise type(self.errors[0])(message) from None

@@ -161,15 +161,33 @@ def _text_of_ids(source: str, name: str, ids: np.ndarray) -> Text:
     return Text(name, ids.reshape(-1), starts, int(ids.max()) + 1, None)
 
 
+def _require_place_for_tokenizer(ref: str) -> None:
+    """Raise `CorpusError` for a configuration file or a model type, which have no tokenizer."""
+    from transformers import CONFIG_MAPPING
+
+    path = Path(ref)
+    if path.is_file():
+        raise CorpusError(
+            f"{ref}: is a single file, and has no tokenizer for a text file; give a token store: "
+            "wqk lab corpus FILE --text characters -o STORE, then --corpus STORE"
+        )
+    if ref in CONFIG_MAPPING and not path.exists():
+        raise CorpusError(
+            f"{ref}: is a model type, and has no tokenizer for a text file; give a token store: "
+            "wqk lab corpus FILE --text characters -o STORE, then --corpus STORE"
+        )
+
+
 def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
     """Return the first ``limit`` tokens of a file, and the rest of the last document."""
     documents = [np.zeros(0, np.int64)]
     total = 0
+    _require_place_for_tokenizer(ref)
     with quiet():
         tokenizer = tokenizer_of(ref, revision=revision)
         texts = filter(str.strip, read_documents(path, "text", "paragraph"))
         while total < limit and (batch := list(islice(texts, AT_ONCE))):
-            for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
+            for ids in _encoded(tokenizer, batch, ref):
                 if total < limit:
                     documents.append(np.asarray(ids, np.int64))
                     total += len(ids)
@@ -181,6 +199,18 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
         mask_token=tokenizer.mask_token_id,
         vocabulary=tokenizer.get_vocab(),
     )
+
+
+def _encoded(tokenizer: Any, texts: list[str], ref: str) -> list[list[int]]:
+    """Return the token ids of each text; `CorpusError` if the tokenizer cannot encode them."""
+    try:
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # the tokenizers library raises bare exceptions
+        raise CorpusError(
+            f"{ref}: its tokenizer cannot encode the text ({first_line(error)}); give a token "
+            "store: wqk lab corpus FILE --text characters -o STORE, then --corpus STORE"
+        ) from None
+    return ids
 
 
 def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:

@@ -206,11 +206,11 @@ def test_everything_that_prevents_a_run_is_one_message(place: Path) -> None:
     with pytest.raises(WqkError) as caught:
         opened(demo, prose, block=64)
     message = str(caught.value)
-    assert "(1) --block 64: the model has 32 positions; take 32 or less" in message
-    assert "(2) " in message
+    assert "(1) most statements need more than the checkpoint's queries and keys" in message
+    assert "(2) --block 64: the model has 32 positions; take 32 or less" in message
+    assert "(3) " in message
     assert "has no tokenizer that encodes text" in message
-    assert "(3) the model's vocabulary has 128 entries" in message
-    assert "(4) most statements need more than the checkpoint's queries and keys" in message
+    assert "(4) the model's vocabulary has 128 entries" in message
     assert 'wqk.demo_model("induction")' in message
     assert len(message) <= LONGEST_MESSAGE  # a longer one is cut where it is printed
     with pytest.raises(CorpusError) as caught:
@@ -219,7 +219,7 @@ def test_everything_that_prevents_a_run_is_one_message(place: Path) -> None:
     assert "(128)" in str(caught.value)
     assert "wqk lab corpus FILE --tokenizer" in str(caught.value)
     assert "the checkpoint's queries and keys" in str(caught.value)
-    with pytest.raises(CorpusError, match=r"\(1\) masking needs a mask token"):
+    with pytest.raises(CorpusError, match=r"\(2\) masking needs a mask token"):
         opened(str(wqk.demo_model("encoder")), place / "tokens.npy")
     # A single problem of a checkpoint with all weights is reported as it is.
     with pytest.raises(CheckpointError, match=r"^decoder: --block 40: the model has 32 positions"):
@@ -295,6 +295,19 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "no text": ("bert", {"corpus": "absent"}, CorpusError, "expected a token store"),
     "unknown text": ("bert", {"corpus": "model.bin"}, CorpusError, "expected a text file"),
     "no tokenizer": ("mute", {"corpus": "plain.txt"}, CorpusError, "has no tokenizer"),
+    "no tokenizer in a configuration": (
+        "bert.json",
+        {"corpus": "plain.txt"},
+        CorpusError,
+        "is a single file, and has no tokenizer for a text file; give a token store",
+    ),
+    "no tokenizer of a type": (
+        "gpt2",
+        {"corpus": "plain.txt"},
+        CorpusError,
+        "is a model type, and has no tokenizer for a text file; give a token store",
+    ),
+    "no unknown token": ("no-unknown", {"corpus": "plain.txt"}, CorpusError, "cannot encode"),
     "three axes": ("decoder", {"corpus": "cube.npy"}, CorpusError, r"\(N,\) or \(B, N\); got"),
     "no columns": ("decoder", {"corpus": "empty.npy"}, CorpusError, r"got int64 \(3, 0\)"),
     "pickled": ("decoder", {"corpus": "object.npy"}, CorpusError, "cannot be read"),
@@ -307,11 +320,26 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
 }
 
 
+def make_without_unknown(folder: Path) -> None:
+    """Save a model whose tokenizer lacks the entry that stands for unknown words."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    subjects.save(subjects.bert(), folder)
+    pieces = models.WordPiece({"[MASK]": 0, "a": 1, "b": 2, "c": 3}, unk_token="[UNK]")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(pieces), mask_token="[MASK]"
+    )
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> None:
     ref, options, error, message = HOSTILE[case]
     (place / "model.bin").write_bytes(b"\0" * 8)
     (place / "plain.txt").write_text("some words")
+    (place / "bert.json").write_text(json.dumps(subjects.bert().config.to_dict()))
+    make_without_unknown(place / "no-unknown")
     (place / "vit.json").write_text('{"model_type": "vit"}')
     np.save(place / "cube.npy", np.ones((2, 2, 2), int))
     np.save(place / "empty.npy", np.ones((3, 0), int))
@@ -320,7 +348,11 @@ def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> N
     np.save(place / "object.npy", np.array([{}, 1], object), allow_pickle=True)
     corpus = place / options.get("corpus", "store")
     with pytest.raises(error, match=message) as caught:
-        opened(place / ref, corpus, **{k: v for k, v in options.items() if k != "corpus"})
+        opened(
+            ref if ref == "gpt2" else place / ref,
+            corpus,
+            **{k: v for k, v in options.items() if k != "corpus"},
+        )
     assert "\n" not in str(caught.value)
 
 
