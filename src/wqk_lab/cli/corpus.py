@@ -24,14 +24,16 @@ def _size_or_file(text: str) -> int | str:
 
 @documented
 @click.command()
-@click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=REF)
-@click.option("--out", "-o", type=PATH, required=True, metavar="DIR")
+@click.argument("texts", nargs=-1, metavar="TEXT...", type=REF)
+@click.option("--out", "-o", type=PATH, metavar="DIR")
+@click.option("--check", type=PATH, metavar="STORE")
 @options_of(CorpusOptions, types={"vocabulary": _size_or_file, "held_out": Number(min=0)})
 @click.option("--jobs", type=COUNT, metavar="N")
 @json_output
 def corpus(
     texts: tuple[str, ...],
-    out: Path,
+    out: Path | None,
+    check: Path | None,
     jobs: int | None,
     as_json: bool,
     **options: Any,
@@ -48,21 +50,40 @@ def corpus(
       wqk lab corpus articles.jsonl.xz --text characters -o store
       wqk lab corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
       wqk lab corpus book.txt --document paragraph --vocabulary 4000 -o store
+      wqk lab corpus --check store
 
     Parameters
     ----------
     out
-        Folder of the store.
+        Folder of the store.  [required, unless --check is given]
+    check
+        Instead of making a store, read all files of this one, and compare them with its header.
     jobs
         Threads.  [default: all cores]
     """
     from wqk.cli import display
-    from wqk_lab.training.corpus import build_corpus
+    from wqk_lab.training.corpus import TokenStore, build_corpus
 
+    if check is not None:
+        if texts or out is not None:
+            raise click.UsageError(
+                "--check STORE reads a finished store; leave out TEXT and --out."
+            )
+        checked = TokenStore.open(check)
+        checked.verify()
+        _print(checked, as_json)
+        display.say("every file matches the header's SHA-256")
+        return
+    if not texts:
+        raise click.UsageError("Missing argument 'TEXT...'.")
+    if out is None:
+        raise click.UsageError("Missing option '--out' / '-o'.")
     chosen = CorpusOptions(**options)
     with display.bar("reading", _progress()) as on_progress:
         store = build_corpus(texts, out, chosen, jobs=jobs, on_progress=on_progress)
     _print(store, as_json)
+    if not as_json:
+        _say_next(store)
 
 
 def _progress() -> Callable[[CorpusProgress], dict[str, Any]]:
@@ -154,4 +175,10 @@ def _print(store: TokenStore, as_json: bool) -> None:
     click.echo(f"  fingerprint {store.fingerprint[:16]}")
     if warning := held_out_warning({name: split.tokens for name, split in store.splits.items()}):
         display.say(warning)
+
+
+def _say_next(store: TokenStore) -> None:
+    """Name the command that trains on a new store."""
+    from wqk.cli import display
+
     display.say(f"train on it: wqk lab train --corpus {store.folder} -o RUN")

@@ -150,6 +150,9 @@ class TokenStore:
     def documents(self, split: str = "train") -> NDArray[np.int64]:
         """Return the offsets of the documents of a split, followed by the end of the split.
 
+        The array has one entry more than there are documents: ``splits[split].documents`` is their
+        number, and ``numpy.diff`` of the offsets their lengths in tokens, with separators.
+
         Raises
         ------
         CorpusError

@@ -79,3 +79,23 @@ def test_real_text(shared: Path, tmp_path: Path) -> None:
     assert made.vocabulary_size == 30_522
     assert made.special == {"padding": 0, "mask": 103, "unknown": 100, "separator": 102}
     assert made.decode(made.tokens()[:6]).startswith("you have yet to identify")
+
+
+def test_a_store_is_checked(text_file: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    made = run(text_file, "-o", store, "--text", "characters")
+    checked = run("--check", store)
+    assert checked.stdout == made.stdout
+    assert checked.stderr.strip() == "every file matches the header's SHA-256"
+    tokens = bytearray((store / "train.tokens").read_bytes())
+    tokens[0] ^= 1
+    (store / "train.tokens").write_bytes(tokens)
+    refused = run("--check", store, exits=2)
+    assert "train.tokens: its content does not match the header's SHA-256" in refused.stderr
+    refused = run("--check", store, text_file, exits=2)
+    assert "leave out TEXT and --out" in refused.stderr
+
+
+def test_a_store_needs_a_text_and_a_folder(text_file: Path) -> None:
+    assert "Missing argument 'TEXT...'" in run("-o", "store", exits=2).stderr
+    assert "Missing option '--out' / '-o'" in run(text_file, exits=2).stderr
