@@ -256,7 +256,7 @@ class Recipe:
 
     @property
     def fits_one_thread(self) -> bool:
-        """Whether the model is so narrow that more CPU threads mostly wait for each other."""
+        """True if the model is so narrow that more CPU threads mostly wait for each other."""
         return _stream_width(self.to_json()) <= NARROW
 
     @property
