@@ -332,3 +332,33 @@ def test_no_weights_are_written_on_a_guess() -> None:
     sides = ({"q_proj": torch.nn.Linear(8, 8), "k_proj": torch.nn.Linear(8, 8)} for _ in range(2))
     with pytest.raises(UnknownFamily):
         wqk.clip_(torch.nn.Sequential(*map(torch.nn.ModuleDict, sides)), logits={})
+
+
+def test_logits_that_may_still_exceed_the_limit_are_named() -> None:
+    model = large(llama().double().eval())
+    (batch,) = batches(1)
+    measured = wqk.logits(model, batch)
+    limit = measured.largest / 4
+    clipping = wqk.clip_(model, limit, logits=measured)
+    after = wqk.logits(model, batch)
+    first = min(after.blocks)
+    heads = [head for head in clipping.heads if head.layer == first[2]]
+    lowest = min(after.blocks[first].extreme_logit[head.head] for head in heads)
+    assert lowest < -limit, "the test needs a negative logit"
+    printed = " ".join(str(clipping).split())
+    assert "negative logits are not limited" in printed
+    assert "heads of later layers may exceed the limit again" in printed
+    assert clipping.to_dict()["remarks"] == list(clipping.remarks)
+    for _ in range(4):
+        measured = wqk.logits(model, batch)
+        if measured.largest <= limit * (1 + 1e-5):
+            break
+        wqk.clip_(model, limit, logits=measured)
+    assert measured.largest <= limit * (1 + 1e-5)
+
+
+def test_a_head_of_the_last_layer_with_positive_logits_has_no_remark() -> None:
+    model = llama()
+    last = len(model.layers) - 1
+    assert wqk.clip_(model, 100.0, logits={(last, 0): 400.0}).remarks == ()
+    assert wqk.clip_(model, 100.0, logits={(last, 0): 4.0}).remarks == ()

@@ -76,6 +76,8 @@ class Clipping(Result):
     notes: tuple[str, ...] = ()  #: Blocks that could not be clipped or measured, with reasons.
     #: Logits measured in this process by a `Clipper`, if any.
     logits: Logits | None = None
+    #: Logits that may exceed the limit although heads were clipped: negative logits, later layers.
+    remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -101,6 +103,7 @@ class Clipping(Result):
                 table.add(*place, largest, f"{head.factor:.4f}")
             yield table
         yield from self.notes
+        yield from self.remarks
 
 
 class Reach(Enum):
@@ -153,6 +156,11 @@ def clip_(
     in MuonClip. The form W_qk of every listed head changes by exactly its factor, limit/maximum;
     the rest of the model does not change. In a distributed run all processes call this function,
     and measured maxima are maxima over all processes.
+
+    The limit is for the largest logit of a head, not for negative logits of larger magnitude. On
+    the measured batch, a clipped head then reaches the limit up to rounding. A clipped layer
+    changes the inputs of later layers, whose heads may exceed the limit again: measure and clip
+    once more, if they must not.
 
     Parameters
     ----------
@@ -218,9 +226,11 @@ def clip_(
         own_maxima, notes = _maxima(measured, plans, weights)
         maxima = _over_processes(own_maxima, weights, plans)
     else:
+        measured = None
         maxima, notes = _from_mapping(logits, plans), []
     notes += [f"{mixer}: left as they are" for mixer in opened.without_softmax]
-    return _clipped(weights, plans, maxima, limit, grouped, notes)
+    clipping = _clipped(weights, plans, maxima, limit, grouped, notes)
+    return replace(clipping, remarks=tuple(_remarks(clipping, plans, measured)))
 
 
 def _clipped(
@@ -265,6 +275,33 @@ def _clipped(
         for scaling in scalings:
             _scale(tensors[scaling.tensor], scaling)
     return Clipping(limit, tuple(heads), tuple(notes))
+
+
+def _remarks(
+    clipping: Clipping, plans: Sequence[AttentionPlan], measured: Logits | None
+) -> Iterator[str]:
+    """Yield remarks on logits that may exceed the limit after a clipping."""
+    assert clipping.limit is not None
+    most_negative: tuple[float, ClippedHead] | None = None
+    for head in clipping.heads:
+        place = Place(head.stack, head.kind, head.layer)
+        if measured is None or place not in measured.blocks:
+            continue
+        extreme = float(measured.blocks[place].extreme_logit[head.head]) * head.factor
+        if extreme < -clipping.limit and (most_negative is None or extreme < most_negative[0]):
+            most_negative = extreme, head
+    if most_negative is not None:
+        extreme, head = most_negative
+        yield (
+            "negative logits are not limited: the logit of largest magnitude is now about "
+            f"{extreme:.4g} ({head.stack} {head.kind}, layer {head.layer}, head {head.head})"
+        )
+    clipped_layers = {head.layer for head in clipping.heads}
+    if clipped_layers and min(clipped_layers) < max(plan.layer for plan in plans):
+        yield (
+            "on the same batch, heads of later layers may exceed the limit again, because their "
+            "inputs have changed: wqk.logits(model, batch) measures them"
+        )
 
 
 class Clipper(Advising):
@@ -393,7 +430,8 @@ class Clipper(Advising):
         if self.limit is None:
             return Clipping(None, notes=tuple(notes), logits=measured)
         clipping = _clipped(weights, self._plans, maxima, self.limit, self._grouped, notes)
-        return replace(clipping, logits=measured)
+        remarks = tuple(_remarks(clipping, self._plans, measured))
+        return replace(clipping, logits=measured, remarks=remarks)
 
     def _record(self, clipping: Clipping) -> None:
         """Append a line for each clipped head."""

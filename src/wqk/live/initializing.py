@@ -34,7 +34,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from wqk._console import Result, counted
+from wqk._console import Result, counted, number
 from wqk._typing import Array, FilePath, Float
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, open_checkpoint
@@ -234,8 +234,9 @@ class Initialization(Result):
         yield self.sentence
         columns = ("attention", "layer", "symmetry", "", "trace", "", "own-token score", "")
         table = Sheet.of(*columns, "heads ×", "norm ×", "values ×", text=["attention"])
+        digits = _digits_of_traces(self.layers)
         for layer in self.layers:
-            table.add(layer.stack, str(layer.layer), *_cells(layer))
+            table.add(layer.stack, str(layer.layer), *_cells(layer, digits))
         yield table
         yield from (f"{mixer}: left as they are" for mixer in self.left)
 
@@ -256,11 +257,18 @@ class Ratios(NamedTuple):
         return None
 
 
-def _cells(change: LayerChange) -> Iterator[str]:
+def _digits_of_traces(changes: Sequence[LayerChange]) -> int:
+    """Return the decimals with which the largest trace has three digits, equal in all rows."""
+    traces = [abs(scores.trace) for change in changes for scores in (change.before, change.after)]
+    largest = max((trace for trace in traces if math.isfinite(trace)), default=0.0)
+    return max(0, 2 - math.floor(math.log10(largest))) if largest else 2
+
+
+def _cells(change: LayerChange, trace_digits: int) -> Iterator[str]:
     """Return the scores before and after, followed by the ratios of norms."""
-    for name, digits in (("symmetry", ".3f"), ("trace", ".3g"), ("own_score", ".3f")):
-        yield format(getattr(change.before, name), digits)
-        yield f"→ {getattr(change.after, name):{digits}}"
+    for name, digits in (("symmetry", 3), ("trace", trace_digits), ("own_score", 3)):
+        yield number(getattr(change.before, name), digits)
+        yield f"→ {number(getattr(change.after, name), digits)}"
     for name in LayerChange.derived:
         yield f"{getattr(change, name):.3f}"
 
