@@ -298,9 +298,11 @@ def _farthest_layer(layers: pl.DataFrame, several: bool) -> str:
     row = layers.row(-1, named=True)
     stack = f" of the {row['stack']} ({kind_in_words(row['kind'])})" if several else ""
     median = float(np.median(layers["moved"]))
+    # Further digits distinguish layers that moved nearly as far.
+    digits = 2 if f"{row['moved']:.2g}" != f"{median:.2g}" else 3
     return (
-        f"Layer {row['layer']}{stack} moved most, by {row['moved']:.2g} of its norm; half of "
-        f"all layers by {median:.2g} or less."
+        f"Layer {row['layer']}{stack} moved most, by {row['moved']:.{digits}g} of its norm; half "
+        f"of all layers by {median:.{digits}g} or less."
     )
 
 

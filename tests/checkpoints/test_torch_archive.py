@@ -313,3 +313,13 @@ def test_mutated_archives_are_read_or_refused(tmp_path, count, zipped):
             damaged[dice.randrange(len(damaged))] = dice.randrange(256)
         refusals += attempt(tmp_path / "m.pt", bytes(damaged))
     assert 0 < refusals < count
+
+
+def test_the_state_of_an_optimizer_is_named(tmp_path):
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(2)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    with pytest.raises(CheckpointError, match="the state of an optimizer; give the folder"):
+        open_checkpoint(tmp_path / "optimizer.pt")

@@ -316,7 +316,7 @@ def test_stacks_of_other_names_are_in_place() -> None:
     shown = " ".join(repr(kinship).split())
     assert "Related (weights: p = .001, coordinates: p = " in shown
     assert "The p of the weights decides, .001: the joint p of heads, signs and weights" in shown
-    assert "as they stand, which is at most .001." in shown
+    assert "as they stand. Models count as related if p ≤ .001." in shown
     assert "match, in place, heads in order" in shown
     assert "Whether they share some of their training as well cannot be told." in shown
 
@@ -632,9 +632,9 @@ def test_every_layer_of_the_candidate_has_a_line() -> None:
 @pytest.mark.parametrize(
     ("p", "coordinates_p", "sentence"),
     [
-        (0.15, 0.0002, "which is above .001; coordinates can agree although the weights are not"),
+        (0.15, 0.0002, "related if p ≤ .001; coordinates can agree although the weights are not"),
         (0.15, 0.4, "The p of the weights decides, .15: the joint p of heads, signs and weights"),
-        (0.15, None, "as they stand, which is above .001."),
+        (0.15, None, "as they stand. Models count as related if p ≤ .001."),
         (None, 0.4, "No p decides, because no test of the weights applies."),
     ],
 )

@@ -25,6 +25,11 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return "original", "converted"
 
 
+def test_an_assertion_begins_with_its_cause(folders, assert_same):
+    with pytest.raises(AssertionError, match=r"\Arotary order: stored interleaved"):
+        assert_same(*folders)
+
+
 def test_an_assertion_says_the_cause_and_its_repair(folders, assert_same):
     assert assert_same is wqk.assert_same
     assert assert_same("original", "original", everything=True).same

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests import small
 from tests.command import run
+from tests.sameness.adapting import adapter_on
 from tests.sameness.test_sizes import SIZES, complete
 
 import wqk
@@ -127,3 +128,20 @@ def test_a_picture_tells_nearly_equal_distances_apart() -> None:
     assert shades.max() - shades.min() > 0.2
     numbers = [text.get_text() for text in figure.axes[0].texts]
     assert numbers == [f"{d:#.2g}"[1:] for block in comparison.blocks for d in block.heads]
+
+
+def test_an_adapter_that_is_merged_twice_has_a_strength(tmp_path: Path) -> None:
+    adapter, update = adapter_on(tmp_path, tensors(), config())
+    for times, title in ((2, "Strength of the adapter"), (0.5, "Share of the adapter")):
+        merged = {n: value + times * update.get(n, 0) for n, value in tensors().items()}
+        comparison = wqk.same(adapter, StateDict(merged, config(), "merged"))
+        assert comparison.adapter.startswith(title)
+        assert "(query" not in str(comparison)
+        assert "(q_proj, k_proj)" in str(comparison)
+
+
+def test_layers_that_moved_nearly_as_far_have_distinct_numbers() -> None:
+    reference = StateDict(tensors(), config(), "a")
+    candidate = StateDict(with_noise({0: 0.3, 1: 0.305}), config(), "b")
+    numbers = re.findall(r"by (\S+)", str(wqk.diff(reference, candidate).layers.result))
+    assert len({*numbers[:2]}) == 2

@@ -47,6 +47,10 @@ NESTED_UNDER = (
 )
 
 
+# Keys of the state of an optimizer of PyTorch.
+OPTIMIZER_KEYS = {"state", "param_groups"}
+
+
 def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
     """Return the named tensors of an archive, and the keys of further weights that are not read.
 
@@ -84,7 +88,9 @@ def state_dict(content: Any) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
             return named, tuple(passed_over)
         break
     remedy = "save the model's state_dict() alone"
-    if held:
+    if isinstance(content, dict) and {*content} == OPTIMIZER_KEYS:
+        remedy = "it is the state of an optimizer; give the folder, or the file of the weights"
+    elif held:
         remedy = f"{' and '.join(held[:5])} may be; save one of them alone"
     raise CheckpointError(shortened(f"contains no state dict of named tensors; {remedy}"))
 

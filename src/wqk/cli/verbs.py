@@ -329,6 +329,7 @@ def same(
     display.show(result.to_dict(), result, as_json=as_json, ending=ending, rows=result)
     if junit:
         write_atomically(junit, reports.junit(result))
+        display.say(f"report: {junit}")
     if out:
         display.write_result(result, out)
     if picture:

@@ -362,10 +362,9 @@ def _deciding(kinship: Kinship) -> str:
     if kinship.p is None:
         sentence = "No p decides, because no test of the weights applies"
     else:
-        relation = "at most" if kinship.related else "above"
         sentence = (
             f"The p of the weights decides, {probability(kinship.p)}: the joint p of heads, signs "
-            f"and weights as they stand, which is {relation} {probability(RELATED)}"
+            f"and weights as they stand. Models count as related if p ≤ {probability(RELATED)}"
         )
     if kinship.coordinates_p is not None and kinship.coordinates_p <= RELATED:
         sentence += "; coordinates can agree although the weights are not related"

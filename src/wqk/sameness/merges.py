@@ -254,7 +254,10 @@ def merge_sentence(shares: Sequence[MergedShare]) -> str:
             noun = "layers" if len(layers) > 1 else "layer"
             where = f" in {noun} {spans(layers)}"
         parts.append(share_text + where + modules)
-    return f"Share of the adapter that survived the merge: {', '.join(parts)}."
+    title = "Share of the adapter that survived the merge"
+    if max(share.share for share in shares) > 1 + DIFFERING_SHARES:
+        title = "Strength of the adapter in the merged model, relative to its own scale"
+    return f"{title}: {', '.join(parts)}."
 
 
 def _phrases(shares: Sequence[MergedShare], by_module: bool) -> list[tuple[str, str]]:

@@ -12,8 +12,12 @@ from wqk.sameness.verdicts import Verdict
 
 
 def failure(comparison: CheckpointComparison) -> Iterator[str]:
-    """Yield lines of a failed assertion: sentence, causes, tensors, and repair."""
-    yield comparison.sentence
+    """Yield lines of a failed assertion: sentence, causes, tensors, and repair.
+
+    The first line begins with the first cause, because test runners shorten the line.
+    """
+    first = f"{comparison.causes[0].reason}. " if comparison.causes else ""
+    yield f"{first}{comparison.sentence}"
     for cause in comparison.causes:
         yield f"{cause.where}: {cause.mismatch.reason}"
     yield from map(str, comparison.differing)
