@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,3 +152,23 @@ def test_some_layers() -> None:
     faulty = opened(edited(lambda q: q * 2, "q", layer=0))
     assert same(opened(llama()), faulty, layers=[-1]).same
     assert not same(opened(llama()), faulty, layers=[0]).same
+
+
+def test_models_without_a_block_in_common_are_refused_in_words(tmp_path: Path) -> None:
+    """Blocks are named by their kinds and layers; a model may have no attention."""
+    encoder = wqk.demo_model("encoder")
+    with pytest.raises(CheckpointError, match=r"encoder self, layers 0-3; the other has decoder"):
+        wqk.same(encoder, wqk.demo_model("induction"))
+    random = np.random.default_rng(0)
+    mamba = {"mixer.in_proj": (64, 16), "mixer.x_proj": (33, 32), "mixer.out_proj": (16, 32)}
+    tensors = {
+        f"backbone.layers.0.{name}.weight": random.standard_normal(shape)
+        for name, shape in mamba.items()
+    }
+    config = {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1}
+    folder = small.save(tmp_path / "mamba", tensors, config)
+    with pytest.raises(CheckpointError, match="the other has no attention"):
+        wqk.same(encoder, folder)
+    for pair in ((tmp_path / "missing", folder), (folder, tmp_path / "missing")):
+        with pytest.raises(CheckpointError, match="no such file or folder"):
+            wqk.same(*pair)

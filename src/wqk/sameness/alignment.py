@@ -9,6 +9,7 @@ from wqk.errors import CheckpointError, require_list
 from wqk.families import AttentionPlan, Place
 from wqk.model import Model
 from wqk.sameness.circuits import PlanPair
+from wqk.sameness.places_in_words import places_in_words
 
 # A stack and a kind of attention, such as ("decoder", "self").
 BlockGroup: TypeAlias = tuple[str, str]
@@ -60,11 +61,11 @@ def align(models: Sequence[Model], layers: Collection[int] | None) -> Alignment:
     pairing = paired_blocks(reference.plans, candidate.plans)
     anchors = pairing.pairs or paired_blocks(reference.mixers, candidate.mixers).pairs
     if not anchors:
-        missing = ", ".join(map(str, pairing.missing[:3]))
-        added = ", ".join(map(str, pairing.added[:3]))
+        missing = places_in_words(pairing.missing) or "no attention"
+        added = places_in_words(pairing.added) or "no attention"
         raise CheckpointError(
             f"{reference.checkpoint.name} and {candidate.checkpoint.name} have no attention block "
-            f"in common: one has {missing}, …; the other {added}, …"
+            f"in common: one has {missing}; the other has {added}"
         )
     if layers is not None:
         pairing = _chosen(pairing, layers)

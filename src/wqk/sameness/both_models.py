@@ -63,6 +63,8 @@ def open_both(
         if model is None:
             counts = _SuppliedHeads(heads, key_heads, "as given")
             if heads is None and complete is not None:
+                if not complete.plans:
+                    raise errors[0]  # a model without attention has no numbers of heads
                 counts = _head_counts_of(complete)
             model = _opened_with(counts, opening, errors)
             config = model.checkpoint.config
