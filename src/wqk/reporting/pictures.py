@@ -156,7 +156,12 @@ def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> A
 
 
 def with_room(axis: Axes, ends: Sequence[CurveEnd]) -> list[CurveEnd]:
-    """Return the curves to label: the first, the last, and further curves with enough room."""
+    """Return the curves to label: all if the axis is high enough for their labels.
+
+    Otherwise the first, the last, and further curves with enough room next to their ends.
+    """
+    if len(ends) * LABEL_GAP <= 1:
+        return list(ends)
     low, high = axis.get_ylim()
     labeled: list[CurveEnd] = []
     for end in sorted(ends, key=lambda end: end not in (ends[0], ends[-1])):

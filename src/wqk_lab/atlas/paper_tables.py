@@ -73,6 +73,8 @@ def paper_table(
     name: TableName,
     format: Literal["markdown", "latex"] = "markdown",
     own: ScoreTable | Iterable[TrainingResult] | None = None,
+    *,
+    only_own: bool = False,
 ) -> str:
     r"""Return a table in the paper's layout, with footnotes on rows with known problems.
 
@@ -89,12 +91,15 @@ def paper_table(
         steps, the last is used. A model of the paper's table, identified by its Hub id or the last
         part of the id, is printed next to the published row. Other models are printed below, with
         their stack. For Table 1, training results, printed on separate lines below.
+    only_own
+        For Tables S2 and S3, print only the rows with own results, one below the other.
 
     Raises
     ------
     TableError
         The table or format is unknown, the results are of the wrong kind or not of plain
-        self-attention, or two training results have the same name.
+        self-attention, two training results have the same name, or ``only_own`` is set for Table 1
+        or without own results.
 
     Examples
     --------
@@ -121,11 +126,15 @@ def paper_table(
     if name == "table1":
         if isinstance(own, ScoreTable):
             raise TableError("table1 accepts training results (TrainingResult), got a score table")
+        if only_own:
+            raise TableError("only own rows: expected tableS2 or tableS3, got table1; leave it out")
         table = _training(list(own or ()))
     else:
         if not isinstance(own, ScoreTable | None):
             raise TableError(f"{name} accepts a score table, got training results")
-        table = _scores(SCORE_OF[name], own)
+        if only_own and own is None:
+            raise TableError(f"only own rows of {name}: expected a score table, got none")
+        table = _own_scores(SCORE_OF[name], own) if only_own else _scores(SCORE_OF[name], own)
     return FORMATS[format](table)
 
 
@@ -160,6 +169,39 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     if further:
         sheet.caption += "; below them, own models that are not in the paper's table"
     sheet.caption += "."
+    return sheet
+
+
+def _own_scores(score: str, own: ScoreTable | None) -> Sheet:
+    """Return the own models of Table S2 or S3, a row for each, next to published rows."""
+    published_rows = published().filter(pl.col(score).is_not_null()).to_dicts()
+    letters = marks(published_rows)
+    own_rows = _own_rows(own)
+    columns = [
+        SheetColumn("Model", text=True),
+        SheetColumn("Median"),
+        SheetColumn("Interquartile range", True),
+        SheetColumn("Own median"),
+        SheetColumn("Own range", text=True),
+    ]
+    sheet = Sheet(columns, [])
+    matched: list[Mapping[str, Any]] = []
+    used_letters: dict[str, str] = {}
+    for row in published_rows:
+        match = _own_row(row, own_rows)
+        if match and match not in matched:  # the paper prints some models twice
+            matched.append(match)
+            used_letters |= {flag: letters[flag] for flag in row["flags"]}
+            name = Cell(row["name"], marks=_letters(row, letters))
+            sheet.add(name, *_median_cells(row, score), *_median_cells(match, score))
+    further = [row for row in own_rows.to_dicts() if row not in matched]
+    for cells in _further_lines(further, score, is_matched=True):
+        sheet.add(*cells)
+    sheet.notes = _notes(used_letters)
+    sheet.caption = (
+        f"Median {score} over layers, and the distances to the quartiles: as published where the "
+        "paper has the model, and own results."
+    )
     return sheet
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,17 +110,19 @@ class ModelSize(click.ParamType):  # type: ignore[type-arg]
 @click.argument("name", type=FigureName([*FIGURES, *TABLES]), metavar="NAME")
 @click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
 @click.option("--from", "sources", type=PATH, multiple=True, metavar="SOURCE")
-@click.option("-o", "--out", type=FILE)
+@click.option("-o", "--out", type=FILE, multiple=True)
 @click.option("--parameters", type=ModelSize(), multiple=True, metavar="NAME=N")
 @click.option("--published", is_flag=True)
+@click.option("--only-own", is_flag=True)
 @click.option("--below", "level", type=Number(min=0), metavar="NATS")
 @click.option("--json", "as_json", is_flag=True)
 def figure(
     name: str,
     more: tuple[Path, ...],
     sources: tuple[Path, ...],
-    out: Path | None,
+    out: tuple[Path, ...],
     parameters: tuple[tuple[str, int], ...],
+    only_own: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -153,22 +157,25 @@ def figure(
 
     \b
     Examples:
-      wqk lab figure fig2 --from survey --out fig2.pdf
+      wqk lab figure fig2 --from survey --out fig2.pdf --out fig2.csv
       wqk lab figure fig2 --from bert.parquet --parameters bert-base-uncased=109M
       wqk lab figure fig3 runs/wikipedia-*/
-      wqk lab figure tableS2 --from survey --out tableS2.tex
+      wqk lab figure tableS2 --from survey --only-own --out tableS2.tex
 
     Parameters
     ----------
     sources
         Same as SOURCE; repeatable.
     out
-        Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]
+        Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex; repeatable.
+        [default: NAME.pdf]
     parameters
         Size of a model in fig2, s1 and s2, in place of its checkpoint's, by the name of the
         checkpoint or its last part, such as bert-base-uncased=109M; repeatable.
     published
         Below your runs, draw the paper's own as well (s3, s4).
+    only_own
+        Only the rows with your own values (tableS2, tableS3).
     level
         Training loss; dose shows when runs fall below this loss.
     as_json
@@ -182,13 +189,15 @@ def figure(
             raise click.UsageError(f"--parameters is for fig2, s1 and s2; got {name}: leave it out")
         if as_json:
             raise click.UsageError(f"{name} is text; wqk lab atlas --json prints its rows")
-        _write_table(name, contents, out)
+        _write_table(name, contents, out, only_own)
     else:
-        _draw(name, contents, out or Path(f"{name}.pdf"), as_json)
+        if only_own:
+            raise click.UsageError(f"--only-own is for tableS2 and tableS3; got {name}.")
+        _draw(name, contents, out or (Path(f"{name}.pdf"),), as_json)
 
 
-def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
-    """Save a figure, or print its numbers."""
+def _draw(name: str, sources: Sources, outs: Sequence[Path], as_json: bool) -> None:
+    """Save a figure to some files, or print its numbers."""
     from wqk.cli import display
     from wqk.tables.schema import records
     from wqk_lab.figures import FIGURES, numbers
@@ -197,12 +206,14 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk_lab.figures.paired import sentences
     from wqk_lab.training.frequencies import plateau_note
 
-    check_ending(out)
+    for out in outs:
+        check_ending(out)
     sources = _with_package_models(FIGURES[name], sources)
     if as_json:
         display.print_object({"figure": name, "rows": records(numbers(name, sources))})
         return
-    save(name, sources, out)
+    for out in outs:
+        save(name, sources, out)
     if name == "pairs" and sources.pairs is not None:
         for line in sentences(sources.pairs, numbers(name, sources)):
             display.say(line)
@@ -212,7 +223,8 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     if name in SETS:
         for line in left_out(sources.scores, sources.parameters):
             display.say(f"not drawn, {line}")
-    display.say(f"{name}: {out}")
+    for out in outs:
+        display.say(f"{name}: {out}")
 
 
 def _with_package_models(entry: FigureEntry, sources: Sources) -> Sources:
@@ -240,18 +252,20 @@ def _with_package_models(entry: FigureEntry, sources: Sources) -> Sources:
     return replace(sources, blocks=blocks)
 
 
-def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
-    """Write a table of the paper to a file, or print the table."""
+def _write_table(name: Any, sources: Sources, outs: Sequence[Path], only_own: bool) -> None:
+    """Write a table of the paper to some files, or print the table."""
     from wqk._files import write_atomically
     from wqk.cli import display
     from wqk_lab.figures import table_text
     from wqk_lab.figures.results import not_comparable
 
-    text = table_text(name, sources, out.suffix if out else ".md")
+    endings = [out.suffix for out in outs] or [".md"]
+    texts = [table_text(name, sources, ending, only_own=only_own) for ending in endings]
     if names := not_comparable(sources.scores):
         display.say(f"not in the table, {', '.join(names)}: no scores of plain self-attention")
-    if out and not display.is_standard_output(out):
-        write_atomically(out, text.encode())
-        display.say(f"{name}: {out}")
-    else:
-        click.echo(text, nl=False)
+    for text, out in zip_longest(texts, outs):
+        if out and not display.is_standard_output(out):
+            write_atomically(out, text.encode())
+            display.say(f"{name}: {out}")
+        else:
+            click.echo(text, nl=False)

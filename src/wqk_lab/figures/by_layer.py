@@ -71,7 +71,7 @@ def finish_row(
 ) -> None:
     """Label the common y axis of a row and its curves, after the limits are final; draw zero.
 
-    Numbered curves, such as layers, are labeled if there is room next to their ends.
+    Numbered curves, such as layers, are labeled if there is room for their numbers.
     """
     axes[0].set_ylabel(label)
     if zero:

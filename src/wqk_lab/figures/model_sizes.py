@@ -89,7 +89,8 @@ def model_rows(
     The rows contain every valid published model once, every published artifact, and the user's
     models at their last step. A user's model is in the figure of its set; a model without a set is
     in ``s2`` if it has an encoder and a decoder, otherwise in ``fig2`` and ``s1``. Columns are the
-    columns of `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``. ``parameters``
+    columns of `wqk_lab.atlas.ranks`, with ``encoder`` or ``decoder`` as ``stack``; ``modality`` is
+    null for the user's models that the paper does not have. ``parameters``
     contains sizes of the user's models, by the name of the checkpoint or the last part of the name.
 
     Raises
@@ -257,11 +258,20 @@ def _own_rows(table: ScoreTable | None, sizes: Mapping[str, int]) -> pl.DataFram
         return pl.DataFrame(schema=ATLAS_COLUMNS)
     rows = summarize(latest(_whole_models(table, sizes)))
     size = pl.col("model").replace_strict(sizes, default=None, return_dtype=pl.Int64)
+    name = pl.col("model").str.split("/").list.last().str.to_lowercase()
     rows = rows.with_columns(
         pl.col("stack").replace_strict(STACKS, default=None),
+        modality=name.replace_strict(_modalities(), default=None, return_dtype=pl.String),
         parameters=pl.coalesce(size, "parameters"),
     )
     return rows.drop_nulls(["stack", "parameters"])
+
+
+@cache
+def _modalities() -> dict[str, str]:
+    """Return the modality of each published model, by the last part of its name in lowercase."""
+    rows = all_published().drop_nulls(["model", "modality"])
+    return {last_part(row["model"]).lower(): row["modality"] for row in rows.to_dicts()}
 
 
 def _whole_models(table: ScoreTable, sizes: Collection[str]) -> ScoreTable:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
 
 
-def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
+def table_text(
+    name: TableName, sources: Sources, ending: str = ".md", *, only_own: bool = False
+) -> str:
     """Return Table 1, S2 or S3 as text, with results of the sources next to the published values.
 
     Parameters
@@ -33,6 +35,8 @@ def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
         Training runs for ``table1``, any scores for the other tables; None for the published table.
     ending
         ``.md`` or ``.tex``.
+    only_own
+        Whether Tables S2 and S3 have only the rows with results of the sources.
 
     Raises
     ------
@@ -54,7 +58,7 @@ def table_text(name: TableName, sources: Sources, ending: str = ".md") -> str:
         if name == "table1":
             needed = "training runs"
         raise TableError(f"{name} takes {needed} next to the published values; got none")
-    return paper_table(name, TEXTS[ending], own_results or None)
+    return paper_table(name, TEXTS[ending], own_results or None, only_own=only_own)
 
 
 def not_comparable(table: ScoreTable | None) -> list[str]:

@@ -116,6 +116,26 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
     assert r"\begin{tabular}" in (tmp_path / "s3.tex").read_text()
 
 
+def test_several_files_in_one_run(tmp_path: Path) -> None:
+    scores = tmp_path / "own.parquet"
+    table(row(0, checkpoint="google-bert/bert-base-uncased"), row(0, checkpoint="mine")).write(
+        scores
+    )
+    outs = ["--out", tmp_path / "s2.tex", "--out", tmp_path / "s2.md"]
+    written = wqk("tableS2", scores, *outs, "--only-own").stderr.splitlines()
+    assert written == [f"tableS2: {tmp_path / name}" for name in ("s2.tex", "s2.md")]
+    assert r"\begin{tabular}" in (tmp_path / "s2.tex").read_text()
+    lines = [line for line in (tmp_path / "s2.md").read_text().splitlines() if line[:1] == "|"]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["BERT-base", "mine (encoder)"]
+    assert "| 0.51 |" in lines[2]
+    assert "| 0.10 |" in lines[2]
+    wqk("heads", "--out", tmp_path / "x.png", "--out", tmp_path / "x.csv")
+    assert {path.name for path in tmp_path.glob("x.*")} == {"x.png", "x.csv"}
+    refused = wqk("fig3", "--only-own", exits=2)
+    assert "--only-own is for tableS2 and tableS3" in refused.stderr
+    assert "expected a score table" in refuse("lab", "figure", "tableS2", "--only-own")
+
+
 def test_checkpoints_that_a_table_leaves_out_are_named(tmp_path: Path) -> None:
     scores = tmp_path / "own.parquet"
     table(row(0, checkpoint="a/mine"), row(0, checkpoint="b/other", kind="cross")).write(scores)

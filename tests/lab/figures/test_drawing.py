@@ -15,11 +15,11 @@ from matplotlib.text import Text
 from tests.lab.figures.making import make_run, row, table
 
 import wqk
-from wqk._style import BLUE, SCORE_LABELS
+from wqk._style import BLUE, SCORE_LABELS, new_figure
 from wqk.errors import RunError, TableError, UnknownName
 from wqk.forms.scores import untrained_range
 from wqk.reporting.demo import demo_table
-from wqk.reporting.pictures import shades, spread_apart
+from wqk.reporting.pictures import shades, spread_apart, with_room
 from wqk_lab.figures import FIGURES, Sources, draw, numbers
 from wqk_lab.figures.curves import score_curves
 from wqk_lab.figures.starts import LOOKS, OTHERS
@@ -268,3 +268,10 @@ def test_a_note_explains_the_bands_that_are_drawn(name: str) -> None:
     notes = " ".join(text.get_text() for text in figure.findobj(Text))
     assert "layers" in notes
     assert "seeds" not in notes
+
+
+def test_layers_that_end_close_together_are_all_named_if_there_is_room() -> None:
+    axis = new_figure(4, 3).subplots()
+    assert len(with_room(axis, [(0.020, "0", "k"), (0.023, "1", "k")])) == 2
+    crowded = [(0.02, str(layer), "k") for layer in range(24)]
+    assert [name for _, name, _ in with_room(axis, crowded)] == ["0"]
