@@ -198,7 +198,9 @@ def _gain_offset(checkpoint: Checkpoint) -> float:
 
 
 def _age(config: Mapping[str, Any]) -> str:
-    """Return a clause on the version of transformers that the families were verified against."""
+    """Return a clause on the missing family, with versions if transformers wrote the model."""
+    if "transformers_version" not in config:
+        return "no family describes this type"
     proven = proven_version()
     written = config.get("transformers_version")
     clause = f"families were proven against transformers {proven}"

@@ -90,7 +90,7 @@ VERDICTS = {
         "the model's own products of queries and keys, up to a factor.",
     ),
     RIGHT: (
-        "",
+        "right",
         "The forms give the model's own attention: largest difference of a probability "
         "{difference:.1e}, in {precision}.",
     ),
@@ -288,8 +288,8 @@ class Verification(Result):
         """
         has_products = any(block.form_difference is not None for block in self.blocks)
         differences = ["largest difference", *["of products"] * has_products]
-        headings = ("attention", "layer", *differences, "largest score", "ceiling", "")
-        table = Sheet.of(*headings, text=["attention", ""])
+        headings = ("attention", "layer", *differences, "largest score", "ceiling", "verdict")
+        table = Sheet.of(*headings, text=["attention", "verdict"])
         for block in self.blocks:
             layer = str(block.layer) + (f", use {block.application}" if block.application else "")
             cells: list[str | Cell] = [f"{block.stack} {block.kind}", layer]
