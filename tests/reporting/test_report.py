@@ -64,7 +64,7 @@ def test_every_number_of_the_table_is_in_the_file(tmp_path):
         assert list(written_row) == list(SCHEMA)
         for name, value in row.items():
             if name == "checkpoint":
-                value = Path(value).name  # without the folders around it
+                value = f"demo:{Path(value).name}"  # without the folders around it
             is_number = isinstance(value, float)
             assert written_row[name] == (pytest.approx(value, rel=1e-5) if is_number else value)
 
@@ -357,7 +357,7 @@ def test_reports_of_runs_and_surveys(run, tmp_path):
     run("survey", ENCODER, "--out", "survey")
     run("report", "run", "survey", "-o", "r.html", "--title", "Two")
     page = Page(tmp_path / "r.html")
-    assert [group["label"] for group in page.data["groups"]] == ["run", "encoder"]
+    assert [group["label"] for group in page.data["groups"]] == ["run", "demo:encoder"]
     assert "Two – wqk" in page.text
 
 

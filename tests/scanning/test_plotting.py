@@ -19,9 +19,10 @@ def test_layers_are_curves_that_differ_by_more_than_color(table: wqk.ScoreTable)
     figure.draw_without_rendering()
     scores = table.layers.frame
     curves = [line for line in figure.axes[0].lines if not line.get_label().startswith("_")]
-    assert [line.get_label() for line in curves] == ["encoder", "decoder"]
+    assert [line.get_label() for line in curves] == ["demo:encoder", "demo:decoder"]
     for line in curves:
-        rows = scores.filter(scores["checkpoint"].str.ends_with(line.get_label()))
+        name = line.get_label().removeprefix("demo:")
+        rows = scores.filter(scores["checkpoint"].str.ends_with(name))
         np.testing.assert_array_equal(line.get_ydata(), rows["symmetry"])
     assert len({(line.get_marker(), line.get_linestyle()) for line in curves}) == 2
     assert [text.get_text() for text in figure.axes[0].texts] == ["by chance"]

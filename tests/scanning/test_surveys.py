@@ -573,14 +573,16 @@ def test_a_script_needs_no_guard_and_is_run_once(tmp_path: Path):
 # Resuming
 
 
-def test_failures_are_tried_again_only_on_request(models: list[str], tmp_path: Path):
+def test_failures_are_tried_again_on_request_or_with_other_files(models: list[str], tmp_path: Path):
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(models[7], model)
     assert len(survey(model, out=out)) == 0
-    shutil.copy(Path(models[1]) / "model.safetensors", model)
     assert survey(model, out=out).metadata["failed"]
     assert sum(line["event"] == "failed" for line in manifest(out)) == 1
-    table = survey(model, out=out, retry=True)
+    assert survey(model, out=out, retry=True).metadata["failed"]
+    assert sum(line["event"] == "failed" for line in manifest(out)) == 2
+    shutil.copy(Path(models[1]) / "model.safetensors", model)
+    table = survey(model, out=out)
     assert len(table) == LAYERS * (1 + HEADS)
     assert table.metadata["failed"] == []
 

@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from wqk._console import Shown, counted
+from wqk._console import Shown, counted, display_name
 from wqk._files import check_output, write_atomically
 from wqk._style import as_image
 from wqk._version import __version__
-from wqk.errors import MissingPackage, TableError, called_as, install
+from wqk.errors import DEMO_MODELS, MissingPackage, TableError, called_as, install
 from wqk.reporting.payload import digits, in_script, payload, training_result
 from wqk.reporting.pictures import composition_arcs, strongest_pairs
 from wqk.reporting.summary import (
@@ -164,7 +164,8 @@ def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
     folders = set()
     for table in tables:
         for name, step in table.frame.select("checkpoint", "step").unique().iter_rows():
-            if name and PurePath(name).is_absolute():
+            is_path = name and PurePath(name).is_absolute() and display_name(name) == name
+            if is_path:
                 # The label of a run is the folder around its steps.
                 path = PurePath(name.rstrip("/"))
                 folders.add(str(path.parent if step is None else path.parent.parent))
@@ -176,7 +177,7 @@ def local_folders(tables: Iterable[ScoreTable]) -> list[str]:
 
 
 def without_folders(text: str, folders: Sequence[str]) -> str:
-    """Return a part of a page with paths relative to these folders.
+    """Return a part of a page with paths relative to these folders, and ``demo:NAME`` for demos.
 
     Reports are for other people, and absolute paths contain the names of users and machines.
 
@@ -185,9 +186,10 @@ def without_folders(text: str, folders: Sequence[str]) -> str:
     >>> without_folders("<td>/home/ada/runs/bert</td>", ["/home/ada/runs"])
     '<td>bert</td>'
     """
-    for folder in folders:
-        for spelling in {f"{folder}/", escape(f"{folder}/"), in_script(f"{folder}/")}:
-            text = text.replace(spelling, "")
+    replacements = {f"{DEMO_MODELS}/": "demo:"} | {f"{folder}/": "" for folder in folders}
+    for beginning, replacement in replacements.items():
+        for spelling in {beginning, escape(beginning), in_script(beginning)}:
+            text = text.replace(spelling, replacement)
     return text
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from wqk._console import count, kind_in_words, number
+from wqk._console import count, display_name, kind_in_words, number
 from wqk.errors import TableError
 from wqk.tables.rendering import HEADLINE, STATUS_MEANINGS, distinct_ends, label, place, shades_of
 from wqk.tables.rendering import notes as notes_of
@@ -118,8 +118,11 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     >>> list(short_names(["/a/bert", "/b/bert", "/c/gpt", "owner/model"]).values())
     ['a/bert', 'b/bert', 'gpt', 'owner/model']
     """
-    short_names = distinct_ends(names)
-    for name in short_names:
+    displayed = [display_name(name) for name in names]
+    end_by_displayed = distinct_ends(displayed)
+    short_names = {}
+    for name, displayed_name in zip(names, displayed, strict=True):
+        short_names[name] = end_by_displayed[displayed_name]
         if OWNED.fullmatch(name):
             short_names[name] = name
     return short_names

@@ -1026,7 +1026,8 @@ def _around_difference(names: Sequence[str], longest: int) -> dict[str, str]:
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name models by the end of the checkpoint's name, and by differences between namesakes.
 
-    The end is the last part of the name, or the shortest end that identifies the checkpoint.
+    The end is the last part of the name, or the shortest end that identifies the checkpoint. The
+    package's small models keep their names, such as ``demo:encoder``.
 
     Examples
     --------
@@ -1036,7 +1037,7 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> titles([{"checkpoint": f"/runs/{seed}/last"} for seed in (1, 2)])
     ['1/last', '2/last']
     """
-    checkpoints = [one_line(row["checkpoint"] or "unnamed") for row in rows]
+    checkpoints = [one_line(display_name(row["checkpoint"] or "unnamed")) for row in rows]
     end_by_checkpoint = distinct_ends(checkpoints)
     names = [end_by_checkpoint[checkpoint] for checkpoint in checkpoints]
     rows_by_name: dict[str, list[Mapping[str, Any]]] = {}
@@ -1080,6 +1081,7 @@ def with_model_columns(frame: pl.DataFrame, score: str) -> pl.DataFrame:
     names = titles([model.row(0, named=True) for model in models])
     wide = frame.select(index).unique().sort(index)
     for name, model in zip(names, models, strict=True):
+        name = name.removeprefix("demo:")  # a column is named in code
         if name in index:
             name = f"{name} (model)"
         column = model.select(*index, pl.col(score).alias(name)).unique()

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from wqk._console import last_part, number
+from wqk._console import display_name, last_part, number
 from wqk.tables.schema import statuses
 from wqk.tables.score_table import ScoreTable
 
@@ -155,7 +155,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     >>> import wqk
     >>> rows = summarize(wqk.scan(wqk.demo_model("encoder")))
     >>> rows.select("name", "stack", "sound").rows()
-    [('encoder', 'encoder', True)]
+    [('demo:encoder', 'encoder', True)]
     """
     if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
         return pl.DataFrame(schema=ATLAS_COLUMNS)
@@ -205,7 +205,7 @@ def spreads_of(columns: Mapping[str, str]) -> list[pl.Expr]:
 
 def _name(row: Mapping[str, Any]) -> str:
     """Return the checkpoint's name, with its revision and step."""
-    name = last_part(row["checkpoint"])
+    name = last_part(display_name(row["checkpoint"]))
     if row["revision"]:
         name += f" @ {row['revision']}"
     if row["step"] is not None and str(row["step"]) not in name:

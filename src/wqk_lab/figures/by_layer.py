@@ -360,7 +360,7 @@ def head_terms(table: ScoreTable | None) -> pl.DataFrame:
     --------
     >>> import wqk
     >>> head_terms(wqk.scan(wqk.demo_model("encoder"))).select("title", "layer").rows()
-    [('encoder', 0), ('encoder', 1), ('encoder', 2), ('encoder', 3)]
+    [('demo:encoder', 0), ('demo:encoder', 1), ('demo:encoder', 2), ('demo:encoder', 3)]
     """
     if table is None:
         raise TableError("heads needs scores: wqk scan REF --out FILE, then --from FILE; got none")
