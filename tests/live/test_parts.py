@@ -719,3 +719,15 @@ def test_a_text_is_read_as_a_corpus_is(tmp_path: Path) -> None:
     rows.write_bytes(lzma.compress(b'{"words": "one"}\n'))
     with pytest.raises(CorpusError, match='expected a JSON object with a "text"'):
         wqk.parts(str(folder), text=rows, block=8, blocks=4)
+
+
+def test_the_loss_stands_next_to_that_of_the_frequencies_of_tokens() -> None:
+    tokens = np.tile(np.array([[1, 1, 2, 3]]), (6, 3))
+    measured = wqk.parts(made(KINDS[2], torch.float32), tokens=tokens, draws=1)
+    shares = np.array([5, 3, 3]) / 11 if measured.predicts == "causal" else np.array([2, 1, 1]) / 4
+    entropy = float(-(shares * np.log(shares)).sum())
+    assert measured.settings["frequency_loss"] == pytest.approx(entropy)
+    printed = " ".join(str(measured).split())
+    assert f"have a loss of {entropy:.4f}" in printed
+    assert "next head: half of the scores" in printed
+    assert "worse than no scores" in printed

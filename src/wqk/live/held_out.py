@@ -78,6 +78,16 @@ class HeldOut:
         """Tokens in a block."""
         return int(self.inputs.shape[1])
 
+    @property
+    def frequency_loss(self) -> float | None:
+        """Loss of the frequencies of the predicted tokens: their entropy; None for states."""
+        if self.predicts == "states":
+            return None
+        labels = self.labels[:, 1:] if self.predicts == "causal" else self.labels
+        _, counts = np.unique(labels[labels != IGNORED], return_counts=True)
+        frequencies = counts / counts.sum()
+        return float(-(frequencies * np.log(frequencies)).sum())
+
     def remember_states(self) -> None:
         """Store the hidden states of the unchanged model, if the loss is a distance of states."""
         self._states = []

@@ -134,7 +134,8 @@ class Parts(Result):
         to. A size near 1 means that the control is as large as the scores. A control with a size
         below ½ or above 2 is rejected: in this layer, loss and share of random parts are null.
     settings
-        Blocks, tokens in a block, seed and the like.
+        Blocks, tokens in a block, seed and the like; ``frequency_loss`` is the loss of a model that
+        only knows the frequencies of the predicted tokens, None for ``states``.
     """
 
     checkpoint: str
@@ -207,7 +208,22 @@ class Parts(Result):
             f"the mean of the halves that {about['draws']} random involutions select, which keep "
             "the second moments of each block's inputs."
         )
-        yield "Compare the shares of symmetric and skew with random, not with 100 %."
+        yield (
+            "Compare the shares of symmetric and skew with random, not with 100 %; and, as the two "
+            "parts need not be equally large, with random, size of symmetric (or skew): a random "
+            "half scaled to the size of that part in each head. A share below 0: worse than no "
+            "scores."
+        )
+        yield (
+            "half: half of all scores. next head: half of the scores and half of the next head's, "
+            "transposed."
+        )
+        frequencies = about.get("frequency_loss")
+        if frequencies is not None:
+            yield (
+                "A model that only knew the frequencies of the predicted tokens would have a loss "
+                f"of {number(frequencies, 4)}."
+            )
         if self.shares.filter(part="symmetric")["share"].is_null().any():
             yield (
                 "–: without these scores the loss is higher by no more than chance between blocks, "
@@ -283,9 +299,11 @@ def parts(
         opened from one.
     text
         Text file, for the model's tokenizer. From JSON Lines, the field ``text`` of each line is
-        read; .xz, .gz, .bz2 and .zst are decompressed. One of text, corpus and tokens is required.
+        read; .xz, .gz, .bz2 and .zst are decompressed. Required, unless a corpus (or in Python,
+        tokens) is given.
     corpus
-        Folder of tokens as ``wqk lab corpus`` writes it; the held-out part is read.
+        Folder of tokens as ``wqk lab corpus`` writes it, with the vocabulary that the model was
+        trained with; the held-out part is read.
     tokens
         Token ids, (B, N) or in one row.
     stack
@@ -395,6 +413,7 @@ def parts(
         "draws": draws,
         "left_whole": opened.without_softmax,
         "explained_untrained": untrained,
+        "frequency_loss": held_out.frequency_loss,
     }
     checkpoint = getattr(ref, "name", opened.name)
     if isinstance(ref, str | Path):
