@@ -224,8 +224,10 @@ class DifferenceTable(Table):
         model_by_column = {"moved": rows["checkpoint"][0]}
         if rows["beside"].null_count() < rows.height:
             model_by_column["beside"] = self.metadata.get("beside", "beside")
+        origin = str(rows["reference"][0]).rpartition("/")[2]
         titles = {
-            column: str(model).rpartition("/")[2] for column, model in model_by_column.items()
+            column: f"{origin} → {str(model).rpartition('/')[2]}"
+            for column, model in model_by_column.items()
         }
         parts = []
         for part in rows.partition_by("stack", "kind", maintain_order=True):
@@ -234,7 +236,7 @@ class DifferenceTable(Table):
         largest = float(np.nanmax(values, initial=0)) or 1.0
         legend = "moved, relative to the reference's form"
         with style():
-            return head_maps(parts, titles, legend, vmin=0, vmax=largest)
+            return head_maps(parts, titles, legend, with_numbers=True, vmin=0, vmax=largest)
 
     def _shown(self, width: int) -> Iterator[Any]:
         """Yield a line for each compared layer or head, at most ``rows_shown`` lines."""
@@ -262,7 +264,7 @@ class DifferenceTable(Table):
                 yield Text(f"term of {order} order")
                 yield _sheet(rows, terms)
         notes = [
-            "moved: norm of the difference over the norm of the reference",
+            "norm: of the reference's form; moved: norm of the difference over this norm",
             "symmetry and directionality are the difference's own",
         ]
         if "status" in headings:

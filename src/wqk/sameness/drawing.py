@@ -25,8 +25,6 @@ SAME_COLOR = "#f3f3f1"
 # Quotients of the distances with the darkest and the palest color: at least, so that nearly equal
 # distances have nearly equal colors; without a logarithm, at most; and at most.
 LEAST_RANGE, LINEAR_RANGE, LARGEST_RANGE = 4, 12, 1e4
-# Heads and layers of a map whose distances are written into the map, at most.
-MOST_HEADS_WITH_NUMBERS, MOST_LAYERS_WITH_NUMBERS = 12, 16
 # Width of the bar of a layer's cause, and its distance from the heads, relative to the map's width.
 BAR_WIDTH, BAR_DISTANCE = 0.025, 0.035
 # Letters of a model's name in the title.
@@ -60,10 +58,10 @@ def plot_distances(comparison: Comparison) -> Figure:
     color_of = _colors(comparison)
     maps = [(title, _distances(blocks)) for title, blocks in attentions.items()]
     scale = _scale([table["distance"].drop_nulls().drop_nans().to_list() for _, table in maps])
-    figure = head_maps(maps, {"distance": ""}, "relative distance of a head", norm=scale)
+    legend = "relative distance of a head"
+    figure = head_maps(maps, {"distance": ""}, legend, with_numbers=True, norm=scale)
     for axes, blocks in zip(figure.axes, attentions.values(), strict=False):
         _draw_causes(axes, blocks, color_of)
-        _write_distances(axes, blocks, scale)
     figure.suptitle(_title(comparison), x=0.01, ha="left", fontsize=8, fontweight="bold")
     patches = [
         Patch(color=color, label=f"{kind}{_only_side(comparison, kind)}")
@@ -89,27 +87,6 @@ def _scale(distances: Sequence[Sequence[float]]) -> Normalize:
     if largest / smallest <= LINEAR_RANGE:
         return Normalize(0, largest, clip=True)
     return LogNorm(smallest, largest, clip=True)
-
-
-def _write_distances(axes: Axes, blocks: Sequence[BlockComparison], scale: Normalize) -> None:
-    """Write the distances into the map, if they fit."""
-    layers = 1 + max(block.layer for block in blocks)
-    heads = max(len(block.heads) for block in blocks)
-    if heads > MOST_HEADS_WITH_NUMBERS or layers > MOST_LAYERS_WITH_NUMBERS:
-        return
-    for block in blocks:
-        for head, distance in enumerate(block.heads):
-            if not distance > 0:
-                continue
-            axes.text(
-                head,
-                block.layer,
-                f"{distance:#.2g}".removeprefix("0"),
-                ha="center",
-                va="center",
-                fontsize=5.5,
-                color="white" if scale(distance) > 0.5 else "black",
-            )
 
 
 def _only_side(comparison: Comparison, kind: Kind) -> str:

@@ -913,21 +913,55 @@ def head_map(axis: Axes, rows: pl.DataFrame, column: str, **look: Any) -> AxesIm
     return image
 
 
+# Heads and layers of a map whose cells contain numbers, at most.
+MOST_HEADS_WITH_NUMBERS, MOST_LAYERS_WITH_NUMBERS = 12, 16
+
+
 def head_maps(
-    kinds: Sequence[tuple[str, pl.DataFrame]], columns: Mapping[str, str], label: str, **look: Any
+    kinds: Sequence[tuple[str, pl.DataFrame]],
+    columns: Mapping[str, str],
+    label: str,
+    *,
+    with_numbers: bool = False,
+    **look: Any,
 ) -> Figure:
-    """Draw columns of heads as maps with one scale: columns across, attentions down."""
+    """Draw columns of heads as maps with one scale: columns across, attentions down.
+
+    Small maps also contain the numbers, if ``with_numbers``.
+    """
     figure = new_figure(PAPER_WIDTH * 0.45 * len(columns) + 1, 0.6 + 1.9 * len(kinds))
     axes = figure.subplots(len(kinds), len(columns), squeeze=False)
     for (name, part), line in zip(kinds, axes, strict=True):
         for axis, (column, title) in zip(line, columns.items(), strict=True):
             drawn = head_map(axis, part, column, **{"cmap": "magma_r", **look})
             axis.set_title(title)
+            if with_numbers:
+                _write_numbers(axis, drawn)
         line[0].set_ylabel(f"{name}\nlayer")
     bar = figure.colorbar(drawn, ax=axes, shrink=0.8, aspect=25)
     bar.outline.set_visible(False)
     bar.set_label(label, fontsize=7)
     return figure
+
+
+def _write_numbers(axis: Axes, image: AxesImage) -> None:
+    """Write the numbers of a map with few heads and layers into its cells."""
+    matrix: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), float), np.nan)
+    layers, heads = matrix.shape
+    if layers > MOST_LAYERS_WITH_NUMBERS or heads > MOST_HEADS_WITH_NUMBERS:
+        return
+    shades = np.ma.filled(image.norm(matrix), 0.0)
+    for layer, head in np.argwhere(np.isfinite(matrix)):
+        value = float(matrix[layer, head])
+        axis.text(
+            head,
+            layer,
+            f"{value:#.2g}".removeprefix("0"),
+            ha="center",
+            va="center",
+            fontsize=5.5,
+            color="white" if shades[layer, head] > 0.5 else "black",
+        )
 
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
