@@ -346,7 +346,8 @@ def model_statuses(table: ScoreRows) -> Iterator[Text]:
             models_by_status.setdefault(status, []).append(name + share)
     for status, meaning in STATUS_MEANINGS.items():
         named = models_by_status.get(status, [])
-        if named:
+        is_note = status == "guessed" and len(named) == 1 and table.metadata.get("inferred")
+        if named and not is_note:  # the note on a guessed family names the only model
             models_of_status = ", ".join(named[:MOST_NAMED])
             if len(named) > MOST_NAMED:
                 models_of_status += f" and {len(named) - MOST_NAMED} more"

@@ -89,8 +89,10 @@ def test_scans_of_several_models_name_the_model_of_a_rank_and_those_without(tmp_
     small.save(tmp_path / "fresh", fresh._arrays, fresh.config)
     lines = run("scan", ENCODER, tmp_path / "fresh", width=200).output.splitlines()
     rank, meaning, without = lines[-3:]
-    assert rank.startswith("rank of encoder among the paper's models: more symmetric than 18 of 24")
-    assert meaning.startswith("encoder: A median symmetry of 0.60 is typical of")
+    assert rank.startswith(
+        "rank of demo:encoder among the paper's models: more symmetric than 18 of 24"
+    )
+    assert meaning.startswith("demo:encoder: A median symmetry of 0.60 is typical of")
     assert without == "no rank: fresh (random-looking)"
     for name in "ab":
         shutil.copytree(ENCODER, tmp_path / name / "last")
