@@ -120,6 +120,8 @@ class TokenPair(NamedTuple):
 class TokenMatches(Result):
     """Scores of a head's form for pairs of token embeddings.
 
+    `frame` is a polars frame with a row for each pair; the column ``list`` names the list.
+
     Attributes
     ----------
     checkpoint, stack, layer, head

@@ -238,7 +238,12 @@ class Initialization(Result):
         for layer in self.layers:
             table.add(layer.stack, str(layer.layer), *_cells(layer, digits))
         yield table
+        yield OWN_SCORE
         yield from (f"{mixer}: left as they are" for mixer in self.left)
+
+
+# The meaning of a column of a printed result.
+OWN_SCORE = "own-token score: mean logit of a token with itself, for tokens of unit variance"
 
 
 class Ratios(NamedTuple):
