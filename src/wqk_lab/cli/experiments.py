@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 @click.option("--corpora", type=PATH, required=True, metavar="DIR")
 @click.option("-o", "--out", type=PATH, required=True, metavar="DIR")
 @click.option("--jobs", type=COUNT, metavar="N")
+@click.option("--threads", type=COUNT, metavar="N")
 @click.option("--only", metavar="NAME", default="", show_default=False)
 @click.option("--dry-run", is_flag=True)
 @click.option("--speed", type=POSITIVE, metavar="TFLOPS")
@@ -31,6 +33,7 @@ def experiments(
     corpora: Path,
     out: Path,
     jobs: int | None,
+    threads: int | None,
     only: str,
     dry_run: bool,
     speed: float | None,
@@ -54,6 +57,9 @@ def experiments(
         Folder of the runs.
     jobs
         Number of simultaneous runs.  [default: one per GPU, or one]
+    threads
+        Number of CPU threads of each run, in place of the file's.  [default: an equal share of the
+        cores; one up to width 64]
     only
         Only cells whose name contains NAME.
     dry_run
@@ -67,6 +73,8 @@ def experiments(
     from wqk_lab.training.experiments import missing_corpora, read_experiments, run_experiments
 
     trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
+    if threads is not None:
+        trials = [replace(trial, threads=threads) for trial in trials]
     if not trials:
         raise RunError(f"{file}: no cell has a name that contains {only!r}")
     missing = missing_corpora(trials)

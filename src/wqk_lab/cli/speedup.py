@@ -53,7 +53,9 @@ def speedup(
     """
     from wqk.cli import display
     from wqk.tables.run import open_run
+    from wqk_lab.runs.outcomes import is_uninformative
     from wqk_lab.runs.speedup import first_below, speedups
+    from wqk_lab.training.frequencies import plateau_note
 
     runs = [open_run(folder) for folder in folders]
     comparisons = speedups(runs, loss=loss, smoothing=smoothing, level=below)
@@ -64,6 +66,11 @@ def speedup(
         "below": {run.name: first_below(run, below) for run in runs if below is not None},
     }
     display.show(value, *lines_of(comparisons, loss, smoothing, below), as_json=as_json)
+    if any(is_uninformative(comparison.over_seeds("saved")) for comparison in comparisons):
+        display.say("the speed-up of each seed is in --json")
+    for run in runs:
+        if note := plateau_note(run):
+            display.say(f"{run.name}: {note}")
 
 
 FIELDS: tuple[Field, ...] = ("difference", "saved")

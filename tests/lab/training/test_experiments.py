@@ -310,6 +310,24 @@ class Pretended:
             raise TimeoutExpired("wqk", 1)
 
 
+def test_threads_of_the_command_replace_those_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int | None] = []
+
+    def run_experiments(trials: Sequence[Trial], **_: Any) -> list[Trial]:
+        begun.extend(trial.threads for trial in trials)
+        return []
+
+    monkeypatch.setattr(experiments, "run_experiments", run_experiments)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.json").write_text("{}")
+    (tmp_path / "own.toml").write_text(experiment({"name": "a"}))
+    places = ("--corpora", tmp_path, "--out", tmp_path / "runs")
+    run("lab", "experiments", tmp_path / "own.toml", *places, "--threads", 3, "--speed", 1)
+    assert begun == [3]
+
+
 def test_a_narrow_model_has_one_thread(tmp_path: Path) -> None:
     cells = [{"name": "narrow"}, {"name": "wide", "width": 128}, {"name": "two"}]
     trials = trials_of(tmp_path, *cells)
