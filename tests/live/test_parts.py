@@ -731,3 +731,10 @@ def test_the_loss_stands_next_to_that_of_the_frequencies_of_tokens() -> None:
     assert f"have a loss of {entropy:.4f}" in printed
     assert "next head: half of the scores" in printed
     assert "worse than no scores" in printed
+
+
+def test_a_model_of_attention_alone_is_named_so() -> None:
+    """The small model of the package has no MLPs; transformers runs its type with MLPs of zeros."""
+    tokens = np.random.default_rng(0).integers(32, size=(4, 12))
+    parts = wqk.parts("demo:induction", tokens=np.tile(tokens, 2), draws=1)
+    assert "the model was run with attention alone" in " ".join(str(parts).split())

@@ -425,6 +425,12 @@ def _missing(model: Any, names: Iterable[str], stored: Collection[str]) -> list[
     return remaining
 
 
+# A sentence on a model that `load` has loaded without MLPs.
+ATTENTION_ALONE = (
+    "the weights of all MLPs are absent or zero: the model was run with attention alone"
+)
+
+
 def has_attention_alone(model: Any) -> bool:
     """Return whether all weights of a model's MLPs are zero, as `load` makes absent MLPs."""
     weights = [weight for name, weight in model.named_parameters() if MLP in name]

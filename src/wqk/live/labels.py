@@ -37,7 +37,7 @@ from wqk.forms import BilinearForm
 from wqk.inspecting.tokens import embedding_rows, unembedding_table
 from wqk.live.addresses import BlockIndex, network_of, opened_live, subject_of
 from wqk.live.calls import ObservedCall
-from wqk.live.held_out import has_attention_alone, load
+from wqk.live.held_out import ATTENTION_ALONE, has_attention_alone, load
 from wqk.live.observing import Observer
 from wqk.live.running import most_positions, run_batch
 from wqk.model import Model
@@ -238,9 +238,7 @@ def label_heads(
         run_batch(network, tokens.repeat(1, 2))
     copying, notes = _copying(opened, plans, table)
     if is_stored and has_attention_alone(network):
-        notes.append(
-            "the weights of all MLPs are absent or zero: the model was run with attention alone"
-        )
+        notes.append(ATTENTION_ALONE)
     heads: list[LabeledHead] = []
     for plan in plans:
         means = patterns.scores(plan.place)

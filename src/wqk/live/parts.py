@@ -22,9 +22,11 @@ from wqk._style import current
 from wqk._typing import FilePath, Float
 from wqk.errors import CheckpointError, FormError, called_as, required_by
 from wqk.live.held_out import (
+    ATTENTION_ALONE,
     HeldOut,
     TextChoice,
     fresh,
+    has_attention_alone,
     load,
     open_held_out,
     predicted_by,
@@ -243,6 +245,8 @@ class Parts(Result):
             "Masks and position terms stay whole. In an untrained model of this configuration all "
             f"scores explain {number(about['explained_untrained'], 4)}."
         )
+        if about.get("attention_alone"):
+            yield ATTENTION_ALONE
         for layer in about["left_whole"]:
             yield f"{layer}: left whole"
 
@@ -414,6 +418,7 @@ def parts(
         "left_whole": opened.without_softmax,
         "explained_untrained": untrained,
         "frequency_loss": held_out.frequency_loss,
+        "attention_alone": has_attention_alone(loaded),
     }
     checkpoint = getattr(ref, "name", opened.name)
     if isinstance(ref, str | Path):
