@@ -86,8 +86,8 @@ class Recipe:
     mode
         Attention to both sides, or to earlier tokens only.
     objective
-        Predict masked tokens, each next token, or (as the published decoders) the next token where
-        it is masked.
+        Predict masked tokens (an encoder's default), each next token (a decoder's default), or (as
+        the published decoders) the next token where it is masked.
     config
         Your own transformers configuration.
     layers
