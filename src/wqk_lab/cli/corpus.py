@@ -74,10 +74,10 @@ def corpus(
         _print(checked, as_json)
         display.say("every file matches the header's SHA-256")
         return
-    if not texts:
-        raise click.UsageError("Missing argument 'TEXT...'.")
-    if out is None:
-        raise click.UsageError("Missing option '--out' / '-o'.")
+    missing = ([] if texts else ["TEXT..."]) + ([] if out else ["-o"])
+    if missing or out is None:
+        call = f"{click.get_current_context().command_path} TEXT... -o DIR"
+        raise click.UsageError(f"Missing {', '.join(missing)}: {call}")
     chosen = CorpusOptions(**options)
     with display.bar("reading", _progress()) as on_progress:
         store = build_corpus(texts, out, chosen, jobs=jobs, on_progress=on_progress)
