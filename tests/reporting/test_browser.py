@@ -139,9 +139,11 @@ def test_curves_are_the_scores_and_dots_the_heads(pair):
         shown = curves(pair, "layers", figure)
         for name in MODELS:
             table = wqk.scan(wqk.demo_model(name))
-            np.testing.assert_allclose(shown[name]["y"], table.layers.frame[score], rtol=1e-5)
-            dots = shown[f"{name}, heads"]
-            assert shown[name]["x"] == table.layers.frame["layer"].to_list()
+            np.testing.assert_allclose(
+                shown[f"demo:{name}"]["y"], table.layers.frame[score], rtol=1e-5
+            )
+            dots = shown[f"demo:{name}, heads"]
+            assert shown[f"demo:{name}"]["x"] == table.layers.frame["layer"].to_list()
             assert dots["x"] == table.heads.frame["layer"].to_list()
             np.testing.assert_allclose(dots["y"], table.heads.frame[score], rtol=1e-5)
 
@@ -157,7 +159,7 @@ def test_an_encoder_and_a_decoder_have_the_colors_of_every_figure(browser, folde
         )
     for name, color in STACK_COLORS.items():
         red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-        assert drawn[name] == f"rgba({red},{green},{blue},1)"
+        assert drawn[f"demo:{name}"] == f"rgba({red},{green},{blue},1)"
 
 
 def test_losses_are_means_in_the_colors_of_their_models(browser, folder):
@@ -239,9 +241,9 @@ def test_rows_are_sorted_by_their_headings_and_filtered_by_what_is_typed(pair):
 
 
 def test_the_filter_reads_the_words_of_the_table_and_refuses_unknown_columns(pair):
-    pair.locator("#filter").fill("head=all model=decoder")
+    pair.locator("#filter").fill("head=all model=demo:decoder")
     assert column(pair, "head") == ["all"] * 4
-    assert column(pair, "model") == ["decoder"] * 4
+    assert column(pair, "model") == ["demo:decoder"] * 4
     pair.locator("#filter").fill("status=OK null<0")
     assert column(pair, "head") == []
     for typed, message in (("layr=3", "No column “layr”"), ("status>ok", "needs a number")):
