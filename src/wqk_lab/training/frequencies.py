@@ -100,6 +100,6 @@ def plateau_sentence(held_out_loss: float, loss_of_frequencies: float) -> str:
         return ""
     return (
         "the model has learnt nothing beyond the frequencies of tokens (held-out loss "
-        f"{held_out_loss:.2f}; by frequencies alone {loss_of_frequencies:.2f}): train longer, or "
-        "with a larger learning rate"
+        f"{held_out_loss:.2f}; by frequencies alone {loss_of_frequencies:.2f}): train longer, on "
+        "shorter blocks, or with another learning rate"
     )

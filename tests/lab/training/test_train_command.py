@@ -322,7 +322,7 @@ def test_a_model_that_learns_nothing_is_named(where: list[str], tmp_path: Path) 
     done = wqk_train(*flags(**SMALL), *where)
     note = next(line for line in done.stdout.splitlines() if "learnt nothing" in line)
     assert "beyond the frequencies of tokens (held-out loss 3.9" in note
-    assert note.endswith("train longer, or with a larger learning rate")
+    assert note.endswith("train longer, on shorter blocks, or with another learning rate")
     losses = {"step": 4, "held_out_loss": 3.0}
     append_lines(tmp_path / "run" / METRICS, losses)
     assert plateau_note(open_run(tmp_path / "run")) == ""
