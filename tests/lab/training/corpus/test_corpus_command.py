@@ -97,5 +97,6 @@ def test_a_store_is_checked(text_file: Path, tmp_path: Path) -> None:
 
 
 def test_a_store_needs_a_text_and_a_folder(text_file: Path) -> None:
-    assert "Missing argument 'TEXT...'" in run("-o", "store", exits=2).stderr
-    assert "Missing option '--out' / '-o'" in run(text_file, exits=2).stderr
+    assert "Missing TEXT...: " in run("-o", "store", exits=2).stderr
+    assert "Missing -o: " in run(text_file, exits=2).stderr
+    assert "Missing TEXT..., -o: " in run(exits=2).stderr
