@@ -244,7 +244,8 @@ def test_a_conversion_is_the_same_within_its_number_type(tmp_path, model, kind):
     for pair in ((original, converted), (converted, original)):
         comparison = wqk.same(*pair)
         assert comparison.same, comparison.sentence
-        assert comparison.notes == ()
+        # Some of these models have values, but none has outputs.
+        assert all("has no output weights" in note for note in comparison.notes)
     distance = comparison.blocks[0].distance[0]
     assert distance < 1e-6 if kind == "F32" else distance > 1e-5
     rounded = [tensor for tensor in comparison.tensors if tensor.outcome is Outcome.ROUNDED]

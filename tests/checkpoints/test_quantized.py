@@ -481,7 +481,8 @@ def test_two_quantizations_stand_side_by_side(tmp_path: Path) -> None:
     for axis, column in zip(maps, ("moved", "beside"), strict=True):
         drawn = np.ma.filled(axis.images[0].get_array(), np.nan)
         np.testing.assert_array_equal(drawn.ravel(), table.heads.frame[column])
-    assert [axis.get_title("left") for axis in maps] == ["int4", "int8"]
+    titles = [axis.get_title("left") for axis in maps]
+    assert titles == ["original → int4", "original → int8"]
     with pytest.raises(wqk.errors.TableError, match="a picture shows heads"):
         wqk.diff(original, four, heads=False).plot()
 

@@ -34,7 +34,7 @@ NAMED = 0.95
 
 
 def test_every_cause_has_a_plant() -> None:
-    """Causes of quantized weights, sizes, settings and tensors elsewhere are in other tests."""
+    """Causes of quantized weights, sizes, merges and tensors elsewhere are in other tests."""
     planted = {mistake.verdict for mistake in MISTAKES}
     for plant in PLANTS:
         planted.update(plant.kinds)
@@ -49,7 +49,8 @@ def test_every_cause_has_a_plant() -> None:
         Kind.LAYERS,
     }
     of_sizes = {Kind.GROUPS, Kind.QUANTIZED, Kind.SIZES}
-    assert planted | of_tensors | of_sizes | UNEXPLAINED == set(Kind)
+    of_merges = {Kind.SUM}
+    assert planted | of_tensors | of_sizes | of_merges | UNEXPLAINED == set(Kind)
 
 
 def judged(selection: list[Case]) -> Counter[str]:

@@ -32,7 +32,7 @@ class TokenFrequencies:
     Examples
     --------
     >>> frequencies = TokenFrequencies(np.log([0.5, 0.25, 0.25]))
-    >>> round(frequencies.loss(np.array([0, 0, 1, 2])) / np.log(2), 6)
+    >>> round(float(frequencies.loss(np.array([0, 0, 1, 2])) / np.log(2)), 6)
     1.5
     """
 
@@ -91,7 +91,7 @@ def plateau_sentence(held_out_loss: float, loss_of_frequencies: float) -> str:
 
     Examples
     --------
-    >>> plateau_sentence(3.23, 3.25)[:65]
+    >>> plateau_sentence(3.23, 3.25)[:66]
     'the model has learnt nothing beyond the frequencies of tokens (hel'
     >>> plateau_sentence(2.5, 3.25)
     ''
