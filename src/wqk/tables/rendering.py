@@ -957,7 +957,7 @@ def _write_numbers(axis: Axes, image: AxesImage) -> None:
         axis.text(
             head,
             layer,
-            f"{value:#.2g}".removeprefix("0"),
+            f"{value:#.2g}".removeprefix("0") if value else "0",
             ha="center",
             va="center",
             fontsize=5.5,
