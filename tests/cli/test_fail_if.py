@@ -118,7 +118,7 @@ def test_columns_are_chosen_in_a_file_of_csv_too(tmp_path: Path) -> None:
     assert file.read_text(encoding="utf-8") == run(*line, "--csv").stdout
     assert file.read_text(encoding="utf-8").splitlines()[0] == "symmetry,layer"
     refused = run(*line, "-o", tmp_path / "scores.parquet", exits=2)
-    assert "add --csv or --out FILE.csv" in refused.stderr
+    assert "add --csv, or --out FILE.csv, FILE.md or FILE.tex" in refused.stderr
 
 
 @pytest.mark.parametrize("line", [("--sort", "symetry"), ("--csv", "--columns", "layer,symetry")])

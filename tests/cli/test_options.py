@@ -162,3 +162,38 @@ def test_scores_of_several_distances_name_the_one_that_they_are_at(tmp_path: Pat
     overview = run("scan", folder, other, "--distance", "2:3", width=100).stdout
     rows = re.findall(r"^ (?:rotary|other) +(\d) +decoder", overview, re.M)
     assert rows == ["2", "3", "2", "3"]
+
+
+def test_tables_for_people_contain_the_values_by_chance(tmp_path: Path) -> None:
+    table, latex = tmp_path / "scores.md", tmp_path / "scores.tex"
+    screen = run("scan", ENCODER, "--spectrum", "-o", table, "-o", latex, width=160).stdout
+    row = next(line for line in screen.splitlines() if re.match(r" +0 .*\(.*\(.*\(", line))
+    for cell in re.findall(r"\S+ \(\S+\)", row):
+        assert f" {cell} " in table.read_text("utf-8")
+        assert f" {cell} " in latex.read_text("utf-8")
+    assert "in parentheses: the same of factors with independent entries" in table.read_text(
+        "utf-8"
+    )
+    plain = run("scan", ENCODER, "-o", "-.md").stdout
+    assert "in parentheses" not in plain
+
+
+def test_columns_are_chosen_in_markdown_and_latex() -> None:
+    names = "layer,directionality_excess,effective_rank,effective_rank_null,stack"
+    line = ["scan", ENCODER, "--spectrum", "--columns", names, "--layers", "0", "-o"]
+    markdown = run(*line, "-.md").stdout.splitlines()
+    heading = (
+        r"| layer | directionality (excess) | effective rank | effective\_rank\_null | stack |"
+    )
+    assert markdown[2] == heading
+    assert markdown[4] == "| 0 | -0.329 | 11.8 | 85 | encoder |"
+    latex = run(*line, "-.tex").stdout
+    assert r"layer & $d$ (excess) & effective rank & effective\_rank\_null & stack \\" in latex
+
+
+def test_pairs_in_markdown_have_distinct_headings_and_small_probabilities() -> None:
+    lines = run("compose", INDUCTION, "--kind", "k", "-o", "-.md").stdout.splitlines()
+    headings = [heading.strip() for heading in lines[2].strip("|").split("|")]
+    assert len(set(headings)) == len(headings)
+    assert {"writer head", "reader head", "p"} < {*headings}
+    assert lines[4].endswith("| 2e-48 |")

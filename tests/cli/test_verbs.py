@@ -29,6 +29,7 @@ NO_VERBS = {
     "display",
     "limits",
     "main",
+    "repetition",
     "options",
     "rewording",
     "signals",

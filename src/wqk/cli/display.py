@@ -290,6 +290,30 @@ def require_one_output(as_csv: bool, out: Path | None, as_json: bool) -> str:
     return ending
 
 
+def separated_outputs(
+    as_csv: bool, outs: Sequence[Path], as_json: bool
+) -> tuple[str, tuple[Path, ...]]:
+    """Return the ending of the format on standard output, or "", and the files of ``--out``.
+
+    Raises
+    ------
+    UsageError
+        Several formats were requested on standard output, or a format that is no text.
+
+    Examples
+    --------
+    >>> separated_outputs(False, [Path("-.tex"), Path("a.csv"), Path("a.md")], False)
+    ('.tex', (PosixPath('a.csv'), PosixPath('a.md')))
+    """
+    distinct = [*dict.fromkeys(outs)]
+    printed = [out for out in distinct if is_standard_output(out)]
+    if len(printed) > 1:
+        names = " and ".join(f"--out {out}" for out in printed)
+        raise click.UsageError(f"{names} both go to standard output; choose one")
+    ending = require_one_output(as_csv, printed[0] if printed else None, as_json)
+    return ending, tuple(out for out in distinct if out not in printed)
+
+
 def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
     """Print all rows of a result, as in a file with this ending."""
     from wqk._console import Result, csv_of_frame
@@ -302,6 +326,11 @@ def print_table(result: Result | Table | pl.DataFrame, ending: str) -> None:
         content = csv_of_frame(result.frame if isinstance(result, Result) else result)
     else:
         raise click.UsageError(f"the result is printed as CSV or JSON, and not as {ending}")
+    print_content(content)
+
+
+def print_content(content: bytes) -> None:
+    """Print the content of a text file."""
     _write(printable(content.decode()))
 
 

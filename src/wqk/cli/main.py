@@ -35,6 +35,7 @@ from wqk._guesses import COMMANDS, EXTRA_ARGUMENTS, MISSING, option_advice
 from wqk._synonyms import VERBS
 from wqk._version import __version__
 from wqk.cli.limits import too_small
+from wqk.cli.repetition import require_single_values
 from wqk.cli.rewording import reworded, with_figure_name, with_verb
 from wqk.cli.streams import discard, open_streams
 from wqk.cli.verb import Verb, first_sentence, function_definition
@@ -193,6 +194,8 @@ class Boundary(click.Group):
                     f"{shlex.quote(path)}"
                 )
             arguments = reworded(verb, arguments)
+            if not context.resilient_parsing:  # of the shell, which completes a line
+                require_single_values(verb, arguments, context)
         return name, verb, arguments
 
     def _resolved(

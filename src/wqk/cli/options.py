@@ -342,6 +342,11 @@ def picture_file(help_text: str) -> Callable[..., Any]:
 
 every_head, gamma, stack, revision = map(option, ("heads", "gamma", "stack", "revision"))
 table_file, layers = map(option, ("out", "layers"))
+table_files = click.option(
+    "-o",
+    "--out",
+    **OPTIONS["out"] | {"multiple": True, "help": f"{OPTIONS['out']['help']} Repeatable."},
+)
 
 
 def _one_for_each(

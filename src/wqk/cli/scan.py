@@ -28,7 +28,7 @@ from wqk.cli.options import (
     option,
     picture_file,
     reading,
-    table_file,
+    table_files,
 )
 from wqk.errors import TableError, WqkError, did_you_mean
 from wqk.tables.columns import MEASURES
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from wqk.tables.rendering import SortOrder
     from wqk.tables.score_table import ScoreTable
 
+
+# Endings of tables whose columns --columns chooses.
+CHOOSABLE = (".csv", ".md", ".tex")
 
 # Columns whose values are in the name of a row.
 ROW_NAMES = ("checkpoint", "stack", "kind", "layer", "head", "distance")
@@ -72,7 +75,7 @@ ROW_NAMES = ("checkpoint", "stack", "kind", "layer", "head", "distance")
     metavar="D",
     help="Compute with PyTorch on this device, such as cuda, instead of NumPy.",
 )
-@table_file
+@table_files
 @picture_file("Draw symmetry and directionality over the layers, of many models as boxes")
 @click.option(
     "--report",
@@ -126,7 +129,8 @@ ROW_NAMES = ("checkpoint", "stack", "kind", "layer", "head", "distance")
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Only these columns of --csv and of --out FILE.csv, such as layer,symmetry.",
+    help="Only these columns of --csv and of --out FILE.csv, FILE.md or FILE.tex, such as "
+    "layer,symmetry.",
 )
 @json_output
 @csv_output
@@ -137,7 +141,7 @@ def scan(
     refs: tuple[str, ...],
     heads: bool,
     revisions: tuple[str, ...],
-    out: Path | None,
+    out: tuple[Path, ...],
     picture: Path | None,
     report: Path | None,
     details: Path | None,
@@ -195,18 +199,25 @@ def scan(
     from wqk.tables.score_table import join
 
     heads = heads or head_numbers is not None
-    ending = display.require_one_output(as_csv, out, as_json)
-    if display.is_standard_output(out):
-        out = None
-    is_csv = ending == ".csv" or (out is not None and out.suffix == ".csv")
-    if columns is not None and not is_csv:
-        raise click.UsageError("--columns chooses columns of CSV; add --csv or --out FILE.csv")
-    columns_of_csv = None if columns is None else columns.split(",")
-    files = _Files(out=out, columns=columns_of_csv, picture=picture, details=details, report=report)
+    ending, tables_of_out = display.separated_outputs(as_csv, out, as_json)
+    endings = {ending, *(file.suffix for file in tables_of_out)}
+    if columns is not None and endings.isdisjoint(CHOOSABLE):
+        raise click.UsageError(
+            "--columns chooses columns of CSV, Markdown and LaTeX; add --csv, or --out FILE.csv, "
+            "FILE.md or FILE.tex"
+        )
+    chosen_columns = None if columns is None else columns.split(",")
+    files = _Files(
+        tables=tables_of_out,
+        columns=chosen_columns,
+        picture=picture,
+        details=details,
+        report=report,
+    )
     files.check()
     measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
     order = None if sort_by is None else SortOrder.parse(sort_by)
-    _check_columns(measures, order, columns_of_csv, where=where, fail_if=fail_if)
+    _check_columns(measures, order, chosen_columns, where=where, fail_if=fail_if)
     opening = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
@@ -260,10 +271,8 @@ def scan(
     if as_json:
         # Medians are those of all rows.
         display.print_object(joined.to_dict() | {"rows": rows.to_dict()["rows"]})
-    elif columns_of_csv is not None and ending:
-        display.print_table(_with_columns(rows.frame, columns_of_csv), ending)
     elif ending:
-        display.print_table(rows, ending)
+        display.print_content(_content(rows, ending, chosen_columns))
     elif len(jobs) > 1:
         console.print(*overview(joined, console.width), sep="\n")
         if full:
@@ -369,10 +378,10 @@ class _Files:
 
     Attributes
     ----------
-    out
-        The table.
+    tables
+        The files of the table.
     columns
-        The columns of the table as CSV; None for all.
+        The columns of the table as CSV, Markdown and LaTeX; None for all.
     picture
         The picture of the table.
     details
@@ -381,7 +390,7 @@ class _Files:
         The HTML report.
     """
 
-    out: Path | None
+    tables: Sequence[Path]
     columns: Sequence[str] | None
     picture: Path | None
     details: Path | None
@@ -394,8 +403,9 @@ class _Files:
         from wqk.tables.details import check_details_output
         from wqk.tables.score_table import check_table_output
 
+        for file in self.tables:
+            check_table_output(file)
         for path, check in (
-            (self.out, check_table_output),
             (self.picture, check_picture),
             (self.details, check_details_output),
             (self.report, check_report),
@@ -419,22 +429,20 @@ class _Files:
         by_head
             Whether the picture is a map of heads.
         """
-        from wqk._console import csv_of_frame
         from wqk._files import write_atomically
         from wqk._style import save_figure
         from wqk.cli import display
         from wqk.reporting import write_report
 
-        if self.out:
-            if self.columns is None or self.out.suffix != ".csv":
-                rows.write(self.out)
+        for file in self.tables:
+            if self.columns is None:
+                rows.write(file)
             else:
-                chosen_columns = _with_columns(rows.frame, self.columns)
-                write_atomically(self.out, csv_of_frame(chosen_columns))
-            display.say(f"{self.out}: {counted(len(rows), 'row')}")
+                write_atomically(file, _content(rows, file.suffix, self.columns))
+            display.say(f"{file}: {counted(len(rows), 'row')}")
         if self.picture:
             save_figure(joined.plot("heads" if by_head else None), self.picture)
-            display.say_picture(self.picture, joined, [self.out] if self.out else [])
+            display.say_picture(self.picture, joined, self.tables)
         if self.details and joined.details:
             joined.details.write(self.details)
             display.say(f"{self.details}: {counted(len(joined.details.blocks), 'layer')}")
@@ -565,6 +573,20 @@ def _with_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
             advice = did_you_mean(name, frame.columns) or "; --csv without --columns prints all"
             raise TableError(f"no column {name!r}{advice}")
     return frame.select(names)
+
+
+def _content(table: ScoreTable, ending: str, columns: Sequence[str] | None) -> bytes:
+    """Return the content of a table's file, with the chosen columns if the format has a choice."""
+    from wqk._console import csv_of_frame
+    from wqk.tables.writers import WRITERS, as_sheet
+
+    if columns is None or ending not in CHOOSABLE:
+        return WRITERS[ending](table)
+    if ending == ".csv":
+        return csv_of_frame(_with_columns(table.frame, columns))
+    _with_columns(table.frame, columns)
+    sheet = as_sheet(table, columns)
+    return (sheet.markdown() if ending == ".md" else sheet.latex()).encode()
 
 
 def _print_way_to_rows(table: ScoreTable) -> None:

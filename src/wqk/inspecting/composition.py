@@ -70,17 +70,19 @@ COMPOSITION_COLUMNS = (
     Column("writer_stack", str, "stack of the head that writes"),
     Column("writer_attention", str, "self or cross: the attention of the head that writes"),
     Column("writer_layer", int, "layer of the head that writes", "writer layer"),
-    Column("writer_head", int, "number of the head that writes", "head"),
+    Column("writer_head", int, "number of the head that writes", "writer head"),
     Column("reader_stack", str, "stack of the head that reads"),
     Column("reader_attention", str, "self or cross: the attention of the head that reads"),
     Column("reader_layer", int, "layer of the head that reads", "reader layer"),
-    Column("reader_head", int, "number of the head that reads", "head"),
+    Column("reader_head", int, "number of the head that reads", "reader head"),
     Column("score", float, "‖W R‖ / (‖W‖ ‖R‖)", "score"),
     Column("expected", float, "its root mean square by chance", "expected"),
     Column("excess", float, "the score less what is expected", "excess"),
     Column("z", float, "standard deviations of the squared score above its mean", "z", "$z$"),
     Column("p", float, "the probability that chance gives as much"),
-    Column("p_corrected", float, "the same among all pairs, by Holm's method", "p", "$p$"),
+    Column(
+        "p_corrected", float, "the same among all pairs, by Holm's method", "p", "$p$", digits=1
+    ),
     Column("status", str, "degenerate where a head is pruned", "status"),
 )
 COMPOSITION_SCHEMA = types(COMPOSITION_COLUMNS)

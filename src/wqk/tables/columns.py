@@ -46,7 +46,10 @@ class Column:
     missing
         Value in files that lack the column.
     chance
-        Name of the column with the value by chance.
+        Name of the column with the value by chance, in parentheses after the value for people.
+    digits
+        Significant digits in Markdown and LaTeX, of values that range over magnitudes; 0 for three
+        decimals.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Column:
     latex: str = ""
     missing: str | int | None = None
     chance: str = ""
+    digits: int = 0
 
 
 COLUMNS = (
@@ -259,8 +263,9 @@ SPECTRAL_NORM = (
         "σ₁",
         r"$\sigma_1$",
         chance="spectral_norm_null",
+        digits=3,
     ),
-    Column("spectral_norm_null", float, "σ₁ of factors with independent entries"),
+    Column("spectral_norm_null", float, "σ₁ of factors with independent entries", digits=2),
 )
 
 MEASURES = (
@@ -275,24 +280,32 @@ MEASURES = (
                 "how many directions carry the norm: ‖M‖² / σ₁²",
                 "stable rank",
                 chance="stable_rank_null",
+                digits=3,
             ),
-            Column("stable_rank_null", float, "of factors with independent entries"),
+            Column("stable_rank_null", float, "of factors with independent entries", digits=2),
             Column(
                 "effective_rank",
                 float,
                 "how many directions are in use: exp(−Σ p log p), p = σ / Σσ",
                 "effective rank",
                 chance="effective_rank_null",
+                digits=3,
             ),
-            Column("effective_rank_null", float, "of factors with independent entries"),
+            Column("effective_rank_null", float, "of factors with independent entries", digits=2),
             Column(
                 "eigenvalue_positivity",
                 float,
                 "1 if every token attends to its like, −1 if to its opposite: Σ Re λ / Σ |λ|",
                 "positivity",
                 chance="eigenvalue_positivity_spread",
+                digits=3,
             ),
-            Column("eigenvalue_positivity_spread", float, "standard deviation by chance, about 0"),
+            Column(
+                "eigenvalue_positivity_spread",
+                float,
+                "standard deviation by chance, about 0",
+                digits=2,
+            ),
         ),
         "form",
         _spectrum,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,10 +12,9 @@ import polars as pl
 
 from wqk._console import display_name, json_text, number, one_line, without_formulas
 from wqk.errors import TableError
-from wqk.tables import sheet
-from wqk.tables.columns import Column
-from wqk.tables.schema import GROUP, conditions
-from wqk.tables.sheet import Sheet
+from wqk.tables.columns import COLUMNS, Column
+from wqk.tables.schema import FURTHER_COLUMNS, GROUP, conditions
+from wqk.tables.sheet import Cell, Sheet, SheetColumn
 
 if TYPE_CHECKING:
     Content = tuple[pl.DataFrame, Mapping[str, Any]]
@@ -143,36 +142,78 @@ def to_latex(table: TableContent) -> bytes:
     return as_sheet(table).latex().encode()
 
 
-def as_sheet(table: TableContent) -> Sheet:
-    """Return a table's nonempty columns in words, below the values that all rows share."""
+def as_sheet(table: TableContent, names: Sequence[str] | None = None) -> Sheet:
+    """Return a table's nonempty columns in words, below the values that all rows share.
+
+    Values by chance are in parentheses after the values. With ``names``, the sheet has the columns
+    with these names alone, each as a column.
+    """
     frame = table.frame
-    # Columns that distinguish attentions come first.
-    context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]
-    columns = [sheet.SheetColumn(name, text=True) for name in context]
-    shown = [
-        column
-        for column in table.headed()
-        if column.name == "layer" or frame[column.name].is_not_null().any()
-    ]
-    if (frame["status"] == "ok").all():
-        shown = [column for column in shown if column.name != "status"]
-    columns += [sheet.SheetColumn(column.heading, latex=column.latex) for column in shown]
+    columns = _declared_columns(frame, names) if names is not None else _shown_columns(table)
     caption = ", ".join(conditions(frame, table.metadata, every=True))
     checkpoints = frame["checkpoint"].drop_nulls().unique().to_list()
     if len(checkpoints) == 1:
         caption = f"{one_line(display_name(checkpoints[0]))}; {caption}"
-    lines = Sheet(columns, caption=caption)
-    names_of_shown = [column.name for column in shown]
-    for row in frame.select(*context, *names_of_shown).iter_rows():
-        lines.add(*map(_cell, row))
+    with_chance = {
+        column.name: column.chance
+        for column in columns
+        if names is None and column.chance in frame.columns
+    }
+    if with_chance:
+        caption += "; in parentheses: the same of factors with independent entries"
+    lines = Sheet([_sheet_column(column, names is not None) for column in columns], caption=caption)
+    for row in frame.iter_rows(named=True):
+        lines.add(*(_cell(column, row, with_chance.get(column.name)) for column in columns))
     return lines
 
 
-def _cell(value: Any) -> str:
-    """Return a value of a row as text."""
+def _shown_columns(table: TableContent) -> list[Column]:
+    """Return the columns of a sheet: those that distinguish attentions, then those with values."""
+    frame = table.frame
+    columns = [
+        Column(name, str, "")
+        for name in GROUP
+        if name in frame.columns and frame[name].n_unique() > 1
+    ]
+    for column in table.headed():
+        is_filled = column.name == "layer" or frame[column.name].is_not_null().any()
+        is_always_ok = column.name == "status" and (frame["status"] == "ok").all()
+        if is_filled and not is_always_ok:
+            columns.append(column)
+    return columns
+
+
+def _declared_columns(frame: pl.DataFrame, names: Sequence[str]) -> list[Column]:
+    """Return the columns with these names."""
+    declared = {column.name: column for column in (*COLUMNS, *FURTHER_COLUMNS)}
+    types = {pl.String(): str, pl.Int64(): int}
+    return [
+        declared.get(name) or Column(name, types.get(frame.schema[name], float), "")
+        for name in names
+    ]
+
+
+def _sheet_column(column: Column, is_chosen: bool) -> SheetColumn:
+    """Return the heading of a column; a chosen column has no neighbor that completes it."""
+    heading = column.heading or column.name
+    if is_chosen and heading.startswith("("):
+        heading = column.name.replace("_excess", " (excess)")
+    is_text = column.type is str and not column.heading
+    return SheetColumn(heading, text=is_text, latex=column.latex)
+
+
+def _cell(column: Column, row: Mapping[str, Any], chance: str | None) -> Cell:
+    """Return the value of a row in a column; the value by chance is in parentheses."""
+    value = row[column.name]
+    by_chance = row[chance] if chance else None
+    aside = "" if value is None or by_chance is None else f"{by_chance:.2g}"
+    if isinstance(value, float) and column.digits:
+        return Cell(f"{value:.{column.digits}g}", aside)
     if value is None or isinstance(value, float):
-        return number(value)
-    return str(value)
+        return Cell(number(value), aside)
+    if column.name == "checkpoint":
+        value = display_name(value)
+    return Cell(str(value), aside)
 
 
 def to_json(table: TableContent) -> bytes:
