@@ -36,14 +36,14 @@ def options() -> Iterator[tuple[str, click.Option]]:
 def test_an_option_of_one_value_is_refused_twice(verb: str, option: click.Option) -> None:
     first, second = (["1"] * option.nargs, ["2"] * option.nargs)
     for name in option.opts:
-        words = [name, *first, name, *second]
+        line = [name, *first, name, *second]
         require_single_values(VERBS[verb], [name, *first, name, *first], CONTEXT)
-        require_single_values(VERBS[verb], [*words, "--help"], CONTEXT)
+        require_single_values(VERBS[verb], [*line, "--help"], CONTEXT)
         if option.multiple:
-            require_single_values(VERBS[verb], words, CONTEXT)
+            require_single_values(VERBS[verb], line, CONTEXT)
             continue
         with pytest.raises(click.UsageError, match=f"{max(option.opts, key=len)} is given twice"):
-            require_single_values(VERBS[verb], words, CONTEXT)
+            require_single_values(VERBS[verb], line, CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_an_option_of_one_value_is_refused_twice(verb: str, option: click.Option
     ],
 )
 def test_the_message_names_the_values(line: str, message: str) -> None:
-    words = [ENCODER if word == "E" else word for word in line.split()]
-    assert message in run(*words, exits=2).stderr
+    arguments = [ENCODER if word == "E" else word for word in line.split()]
+    assert message in run(*arguments, exits=2).stderr
 
 
 def test_the_same_value_twice_is_no_error() -> None:
@@ -74,8 +74,8 @@ def test_the_same_value_twice_is_no_error() -> None:
 
 def test_a_scan_writes_every_file(tmp_path: Path) -> None:
     files = [tmp_path / f"scores{ending}" for ending in (".csv", ".tex", ".md", ".parquet")]
-    words = [word for file in files for word in ("-o", file)]
-    done = run("scan", ENCODER, *words, "--out", "-.md", "-o", files[0])
+    outputs = [argument for file in files for argument in ("-o", file)]
+    done = run("scan", ENCODER, *outputs, "--out", "-.md", "-o", files[0])
     for file in files:
         assert file.exists()
         assert done.stderr.count(f"{file}: 4 rows") == 1

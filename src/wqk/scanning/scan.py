@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -295,10 +296,9 @@ def scan(
         with _survey_advised(ref):
             model = open_model(single)
         with errors_about(model.name):
-            if layers is not None:
-                model = model.select(layers=layers)
-            return scan_model(
-                model,
+            chosen = model if layers is None else model.select(layers=layers)
+            table = scan_model(
+                chosen,
                 coordinates,
                 gamma=gamma,
                 heads=heads,
@@ -307,8 +307,24 @@ def scan(
                 on_progress=on_progress,
                 move=move,
             )
+        if len(chosen.scored) == len(model.scored):
+            return table
+        layers_of_model = {model.name: _layer_counts(model)}
+        return replace(table, metadata={**table.metadata, "layers_of_model": layers_of_model})
 
     return join([scan_one(single) for single in _single_refs(ref)])
+
+
+def _layer_counts(model: Model) -> dict[str, int]:
+    """Return the number of layers of each stack and kind of attention.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> _layer_counts(wqk.open(wqk.demo_model("encoder")))
+    {'encoder self': 4}
+    """
+    return dict(Counter(f"{plan.stack} {plan.kind}" for plan in model.scored))
 
 
 @contextmanager

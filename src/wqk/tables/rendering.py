@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, display_name, kind_in_words, number, one_line
+from wqk._console import counted, display_name, kind_in_words, number, one_line, spans
 from wqk._style import (
     BLUE,
     GRAY,
@@ -168,13 +168,27 @@ def _title(
     facts = [
         row["family"],
         f"{row['stack']} {kind_in_words(row['kind'])}",
-        counted(layers, "layer") if layers else "",
+        _counted_layers(row, layers, metadata, frame),
         heads,
         size,
         *conditions(frame, metadata, every=False),
     ]
     yield Text(f"\n{title(row)}", style="bold")
     yield Text(" · ".join(filter(None, facts)))
+
+
+def _counted_layers(
+    row: Mapping[str, Any], layers: int, metadata: Mapping[str, Any], frame: pl.DataFrame
+) -> str:
+    """Return the number of layers, or the chosen layers and the number of all layers."""
+    if not layers:
+        return ""
+    layers_of_model = (metadata.get("layers_of_model") or {}).get(row["checkpoint"]) or {}
+    count = layers_of_model.get(f"{row['stack']} {row['kind']}")
+    if count is None:
+        return counted(layers, "layer")
+    numbers = spans(sorted(frame["layer"].drop_nulls().unique().to_list()))
+    return f"{'layer' if layers == 1 else 'layers'} {numbers} of {count}"
 
 
 def title(row: Mapping[str, Any]) -> str:

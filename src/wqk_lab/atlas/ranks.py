@@ -370,7 +370,8 @@ def place(table: ScoreTable) -> list[Placement]:
     list of Placement
         One entry for each checkpoint and stack with plain self-attention scores. Left out are
         scores of other forms (folded norms, biases, another circuit, distance or gamma), models of
-        a guessed family, and models with half of the layers looking untrained.
+        a guessed family, models with half of the layers looking untrained, and scans of chosen
+        layers, because the published medians are of all layers.
 
     Examples
     --------
@@ -384,6 +385,7 @@ def place(table: ScoreTable) -> list[Placement]:
     comparable = table.filter(
         pl.col("family").ne_missing("inferred"),
         untrained.over("checkpoint", "revision", "step", "stack", "kind") < 0.5,
+        ~pl.col("checkpoint").fill_null("").is_in([*(table.metadata.get("layers_of_model") or {})]),
     )
     placements = []
     for row in summarize(comparable).iter_rows(named=True):

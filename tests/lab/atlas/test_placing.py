@@ -6,8 +6,10 @@ import numpy as np
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.command import run
 from tests.lab.atlas.making import layers
 
+import wqk
 from wqk.tables.score_table import ScoreTable, join
 from wqk_lab.atlas import place, published, sound_models
 from wqk_lab.atlas.ranks import typical_symmetry
@@ -126,3 +128,14 @@ def test_models_that_look_untrained_or_are_guessed_are_not_placed() -> None:
         assert len(place(ScoreTable(pl.concat(rows), {}))) == placed
     assert place(layers([0.3], [0.0], family="inferred")) == []
     assert len(place(layers([0.3], [0.0], family="bert"))) == 1
+
+
+def test_chosen_layers_have_no_rank_among_medians_of_whole_models() -> None:
+    model = wqk.demo_model("encoder")
+    assert place(wqk.scan(model))
+    assert place(wqk.scan(model, layers=[0, 1, 2, 3]))
+    assert not place(wqk.scan(model, layers=[0]))
+    shown = run("scan", model, "--layers", "0,-1").stdout
+    assert "layers 0, 3 of 4" in shown
+    assert "rank" not in shown
+    assert "layer 0 of 4" in run("scan", model, "--layers", "0", "--heads").stdout
