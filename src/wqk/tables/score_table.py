@@ -490,8 +490,8 @@ class ScoreTable(Table):
         ``schema_version``; ``partial``, the reasons of partial rows by stack; ``left_out``, the
         terms that no form contains, by checkpoint; ``layers_of_model``, if layers were chosen, the
         numbers of all layers by checkpoint and attention; ``inferred``, the reasons of guesses;
-        ``unread`` settings; and ``notes``. A survey adds ``failed`` and ``identical``. Parquet and JSON Lines
-        files store it.
+        ``unread`` settings; and ``notes``. A survey adds ``failed`` and ``identical``. Parquet and
+        JSON Lines files store it.
     details
         The data for pictures, if requested, with a separate file:
         ``table.details.write("forms.npz")``.
