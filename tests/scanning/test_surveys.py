@@ -611,8 +611,10 @@ def test_a_single_file_that_changes_between_runs_is_scored_anew(
 
 def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_path: Path):
     survey(models[:1], out=tmp_path)
+    (tmp_path / ".lock").write_text("an earlier process")
     with pytest.raises(RunError, match=r"different options \(gamma was 2.0, is now 3.0\)"):
         survey(models[:1], out=tmp_path, gamma=3)
+    assert (tmp_path / ".lock").read_text() == "an earlier process"
     assert survey(models[:2], out=tmp_path).frame["checkpoint"].n_unique() == 2
     assert "heads was True, is now False" in refuse("survey", models[0], "--out", tmp_path)
 
@@ -681,6 +683,7 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     (unrelated / "scores.parquet").touch()
     with pytest.raises(TableError, match="that no survey wrote"):
         survey(models[:1], out=unrelated)
+    assert [path.name for path in unrelated.iterdir()] == ["scores.parquet"]
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,7 @@ def open_run(folder: str | PathLike[str]) -> Run:
 def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     """Create a run's folder with its settings; `RunError` if the folder already contains a run."""
     folder = Path(folder)
-    if (folder / SETTINGS).exists():
-        raise RunError(f"{folder}: already contains a run; resume it, or choose another folder")
+    require_no_run(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -165,6 +164,20 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / SETTINGS, content.encode("utf-8", "replace"))
     return Run(folder, dict(settings))
+
+
+def require_no_run(folder: Path) -> None:
+    """Raise `RunError` if a folder already contains a run; the message says what to do with it."""
+    if not (folder / SETTINGS).exists():
+        return
+    steps = open_run(folder).recipe.get("steps")
+    saved = checkpoints_in(folder)
+    if saved and saved[-1][0] == steps:
+        raise RunError(
+            f"{folder}: already contains a run, which is finished (step {steps}); choose another "
+            f"folder (--from {folder} -o OTHER trains its weights further)"
+        )
+    raise RunError(f"{folder}: already contains a run; resume it, or choose another folder")
 
 
 def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:

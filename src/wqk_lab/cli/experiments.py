@@ -189,7 +189,7 @@ def _speed_now(trials: Sequence[Trial]) -> float | None:
 
 
 def _print_plateaus(trials: Sequence[Trial]) -> None:
-    """Name the finished runs that have learnt nothing beyond the frequencies of tokens."""
+    """Name the finished runs that have learnt little more than the frequencies of tokens."""
     from wqk.cli import display
     from wqk.tables.run import open_run
     from wqk_lab.training.frequencies import plateau_note

@@ -314,7 +314,7 @@ def _print_outcome(run: Run, stopwatch: _Stopwatch, trained_before: float) -> No
     import polars as pl
 
     from wqk.cli import display
-    from wqk_lab.training.frequencies import plateau_note
+    from wqk_lab.training.frequencies import frequency_loss, plateau_sentence
 
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
@@ -329,6 +329,12 @@ def _print_outcome(run: Run, stopwatch: _Stopwatch, trained_before: float) -> No
         f"{run.folder}: {reached}, {last['tokens']:,} tokens in {took} of training{since}; "
         f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats"
     )
+    plateau = ""
+    loss_of_frequencies = frequency_loss(run)
+    if loss_of_frequencies is not None:
+        plateau = plateau_sentence(held_out[-1], loss_of_frequencies)
+        if not plateau:
+            outcome += f"; by the frequencies of tokens alone {loss_of_frequencies:.3f}"
     duration = "no step was left"
     if stopwatch.has_trained:
         duration = f"the command took {stopwatch.elapsed}, with held-out losses and checkpoints"
@@ -339,8 +345,41 @@ def _print_outcome(run: Run, stopwatch: _Stopwatch, trained_before: float) -> No
             f"next: wqk lab train --resume -o {run.folder} trains on; wqk scan {run.folder} scores "
             "the steps so far"
         )
-    lines = [outcome, duration, plateau_note(run), then]
+    elif compared_runs := _runs_of_other_starts(run):
+        then += f"; wqk lab speedup {' '.join(compared_runs)} compares the initializations"
+    lines = [outcome, duration, plateau, then]
     display.output().print(*filter(None, lines), sep="\n", soft_wrap=True)
+
+
+# Runs of other initializations that a closing line names, at most.
+MOST_NAMED = 8
+
+
+def _runs_of_other_starts(run: Run) -> list[str]:
+    """Return the folders to compare a run with: runs next to it that differ only in their start.
+
+    The list begins with a run of a random start, if there is one, and contains the run itself. It
+    is empty if no such run has ended at the same step, or if there are too many to name.
+    """
+    from wqk.errors import RunError
+    from wqk.tables.run import SETTINGS, open_run
+    from wqk_lab.runs.groups import comparable
+
+    runs = [run]
+    for settings in sorted(run.folder.parent.glob(f"*/{SETTINGS}")):
+        if settings.parent.samefile(run.folder):
+            continue
+        try:
+            sibling = open_run(settings.parent)
+            if sibling.checkpoints and sibling.checkpoints[-1][0] == run.recipe["steps"]:
+                runs.append(sibling)
+        except RunError:
+            continue
+    group = next((group for group in comparable(runs) if run in group), [])
+    if len(group) > MOST_NAMED:
+        return []
+    group.sort(key=lambda member: member.recipe.get("init") != "random")
+    return [str(member.folder) for member in group]
 
 
 def _advice_on_time(elapsed: timedelta, training_seconds: float) -> str:

@@ -68,6 +68,17 @@ def _counted_once(folder: Path, fingerprint: str) -> TokenFrequencies:
     return TokenFrequencies.of(store)
 
 
+def frequency_loss(run: Run) -> float | None:
+    """Return the loss of token frequencies on a run's held-out rows; None without its corpus."""
+    try:
+        recipe = Recipe.from_json(run.recipe)
+        store = TokenStore.open(run.corpus["folder"])
+        frequencies = _counted_once(store.folder, run.corpus["fingerprint"])
+        return frequencies.held_out_loss(store, recipe)
+    except (WqkError, LookupError):
+        return None
+
+
 def plateau_note(run: Run) -> str:
     """Return a note if a run's last held-out loss is not clearly below that of frequencies.
 
@@ -76,12 +87,8 @@ def plateau_note(run: Run) -> str:
     losses = run.metrics["held_out_loss"].drop_nulls()
     if losses.is_empty():
         return ""
-    try:
-        recipe = Recipe.from_json(run.recipe)
-        store = TokenStore.open(run.corpus["folder"])
-        frequencies = _counted_once(store.folder, run.corpus["fingerprint"])
-        loss_of_frequencies = frequencies.held_out_loss(store, recipe)
-    except (WqkError, LookupError):
+    loss_of_frequencies = frequency_loss(run)
+    if loss_of_frequencies is None:
         return ""
     return plateau_sentence(losses[-1], loss_of_frequencies)
 
@@ -91,15 +98,18 @@ def plateau_sentence(held_out_loss: float, loss_of_frequencies: float) -> str:
 
     Examples
     --------
-    >>> plateau_sentence(3.23, 3.25)[:66]
-    'the model has learnt nothing beyond the frequencies of tokens (hel'
+    >>> plateau_sentence(3.15, 3.23)[:67]
+    'the model has learnt little more than the frequencies of tokens (he'
+    >>> plateau_sentence(3.25, 3.23)[:63]
+    'the model has learnt no more than the frequencies of tokens (he'
     >>> plateau_sentence(2.5, 3.25)
     ''
     """
     if held_out_loss < (1 - CLEARLY) * loss_of_frequencies:
         return ""
+    amount = "little" if held_out_loss < loss_of_frequencies else "no"
     return (
-        "the model has learnt nothing beyond the frequencies of tokens (held-out loss "
-        f"{held_out_loss:.2f}; by frequencies alone {loss_of_frequencies:.2f}): train longer, on "
-        "shorter blocks, or with another learning rate"
+        f"the model has learnt {amount} more than the frequencies of tokens (held-out loss "
+        f"{held_out_loss:.2f}; by the frequencies of tokens alone {loss_of_frequencies:.2f}): "
+        "train longer, on shorter blocks, or with another learning rate"
     )

@@ -16,7 +16,15 @@ from wqk._files import locked, read_lines
 from wqk._version import __version__
 from wqk.errors import CorpusError, RunError, required_by
 from wqk.live.initializing import Initialization, LayerChange
-from wqk.tables.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
+from wqk.tables.run import (
+    METRICS,
+    Run,
+    checkpoints_in,
+    create_run,
+    drop_after,
+    open_run,
+    require_no_run,
+)
 from wqk_lab.training.conversion import Parent
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.models import OPTIMIZER
@@ -110,6 +118,8 @@ def train(
     from wqk_lab.training.objectives import TokenRows
 
     folder = Path(folder)
+    if not resume:
+        require_no_run(folder)  # before the lock, which would change the folder
     before = _parent(recipe, parent, folder, resume)
     if before is not None and not resume:
         corpus = before.run.corpus["folder"] if corpus is None else corpus

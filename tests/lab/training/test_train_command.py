@@ -320,12 +320,32 @@ def test_a_resumed_run_takes_its_own_recipe_but_for_what_is_given(tmp_path, monk
 
 def test_a_model_that_learns_nothing_is_named(where: list[str], tmp_path: Path) -> None:
     done = wqk_train(*flags(**SMALL), *where)
-    note = next(line for line in done.stdout.splitlines() if "learnt nothing" in line)
-    assert "beyond the frequencies of tokens (held-out loss 3.9" in note
+    note = next(line for line in done.stdout.splitlines() if "has learnt" in line)
+    assert "no more than the frequencies of tokens (held-out loss 3.9" in note
+    assert "; by the frequencies of tokens alone 3." in note
     assert note.endswith("train longer, on shorter blocks, or with another learning rate")
     losses = {"step": 4, "held_out_loss": 3.0}
     append_lines(tmp_path / "run" / METRICS, losses)
     assert plateau_note(open_run(tmp_path / "run")) == ""
+
+
+def test_a_run_that_has_learnt_prints_the_loss_of_frequencies(
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wqk_lab.training.frequencies.frequency_loss", lambda _: 9.0)
+    done = wqk_train(*flags(**SMALL), *where)
+    assert done.stdout.splitlines()[0].endswith(" nats; by the frequencies of tokens alone 9.000")
+    assert "has learnt" not in done.stdout
+
+
+def test_runs_of_another_start_are_named_for_a_comparison(where: list[str], tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    wqk_train(*flags(**SMALL), *where[:2], "-o", runs / "random")
+    wqk_train(*flags(**SMALL | {"width": 32}), *where[:2], "-o", runs / "wide")
+    done = wqk_train(*flags(**SMALL), *where[:2], "--init", "symmetric", "-o", runs / "even")
+    assert done.stdout.splitlines()[-1].endswith(
+        f"; wqk lab speedup {runs / 'random'} {runs / 'even'} compares the initializations"
+    )
 
 
 def test_a_stopped_run_names_its_steps_and_how_to_resume(where: list[str], tmp_path: Path) -> None:

@@ -304,10 +304,19 @@ def test_progress_is_told_and_loggers_hear_the_same(corpus: TokenStore, tmp_path
 
 
 def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore) -> None:
-    before = (run.folder / METRICS).read_bytes()
-    with pytest.raises(RunError, match="already contains a run"):
+    (run.folder / ".lock").write_text("an earlier process")
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="already contains a run, which is finished") as refused:
         train(tiny(), corpus.folder, run.folder)
-    assert (run.folder / METRICS).read_bytes() == before
+    assert f"--from {run.folder} -o OTHER" in str(refused.value)
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(before) == sum(path.is_file() for path in run.folder.rglob("*"))
+
+
+def test_an_unfinished_run_is_resumed_not_begun_again(corpus: TokenStore, tmp_path: Path) -> None:
+    run = train(tiny(), corpus.folder, tmp_path / "run", stop=6)
+    with pytest.raises(RunError, match="already contains a run; resume it"):
+        train(tiny(), corpus.folder, run.folder)
 
 
 def test_resuming_by_another_recipe_or_corpus_is_refused(run, corpus, tmp_path):

@@ -148,24 +148,33 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
             f"{folder}: is named like a table; a survey needs a folder, in which it writes the "
             "table scores.parquet"
         )
+    if folder.is_dir():
+        _require_usable(folder, options)  # before the lock, which would change the folder
     with locked(folder / ".lock", "survey"):
         survey = SurveyFolder(folder)
-        if not survey.manifest.exists() and survey.scores.exists():
-            raise TableError(
-                f"{folder}: contains a scores.parquet that no survey wrote; choose another folder"
-            )
+        lines = _require_usable(folder, options)
         try:
             (folder / "parts").mkdir(exist_ok=True)
         except OSError as error:
             raise unwritable(folder, error) from None
-        lines = _read_manifest(survey.manifest)
-        if lines:
-            _require_same_options(folder, lines[0], asdict(options))
-        else:
+        if not lines:
             survey.note({"event": "settings", **asdict(options)})
         for line in lines:
             survey.apply(line)
         yield survey
+
+
+def _require_usable(folder: Path, options: Options) -> list[dict[str, Any]]:
+    """Return the lines of a folder's manifest; raise an error if this survey cannot continue it."""
+    survey = SurveyFolder(folder)
+    if not survey.manifest.exists() and survey.scores.exists():
+        raise TableError(
+            f"{folder}: contains a scores.parquet that no survey wrote; choose another folder"
+        )
+    lines = _read_manifest(survey.manifest)
+    if lines:
+        _require_same_options(folder, lines[0], asdict(options))
+    return lines
 
 
 def _read_manifest(path: Path) -> list[dict[str, Any]]:
