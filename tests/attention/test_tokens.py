@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import small
-from tests.command import ENCODER, refuse
+from tests.command import ENCODER, refuse, run
 
 import wqk
 from wqk.checkpoints.modules import StateDict
@@ -392,8 +393,9 @@ def test_tokens_with_a_positive_score_with_themselves_are_counted(circuit: Any) 
     assert (matches.positive_tokens, matches.tokens) == (positive, VOCABULARY)
     chosen = match_tokens(two_layers(), 1, 1, query=3, circuit=circuit)
     assert (chosen.positive_tokens, chosen.tokens) == (positive, VOCABULARY)
-    assert f"for {positive} of 40 tokens" in chosen.sentence
-    assert ("more likely" in str(chosen)) == (circuit == "ov")
+    assert f"for {positive} of 40 tokens" in matches.sentence
+    assert ("more likely" in str(matches)) == (circuit == "ov")
+    assert "of 40 tokens" not in chosen.sentence + str(chosen)
 
 
 def test_the_screen_has_the_names_of_the_lists_in_files() -> None:
@@ -441,3 +443,26 @@ def test_the_first_layer_names_positions_and_norm(kind: str, tensors: Any, sente
     caveat = match_tokens(complete, 0, 0).caveat
     assert sentence in caveat
     assert ("own scores differ" in caveat) == bool(tensors)
+
+
+def test_a_file_of_pairs_names_the_head_and_its_form(tmp_path):
+    file = tmp_path / "pairs.csv"
+    line = ["tokens", wqk.demo_model("induction"), "--layer", "1", "--head", "2"]
+    run(*line, "--distance", "1", "--fold-norm", "--top", "2", "-o", file)
+    frame = pl.read_csv(file)
+    assert frame.columns[-8:] == [
+        *("checkpoint", "stack", "layer", "head", "distance", "normalized", "circuit", "through")
+    ]
+    assert set(frame.rows()[0][-8:-1]) >= {"demo:induction", "decoder", 1, 2, "qk"}
+    run(*line, "--through", "0.2", "--circuit", "ov", "-o", file)
+    assert pl.read_csv(file, infer_schema=False)["through"].unique().to_list() == ["0.2"]
+    run(*line, "--directions", "2", "--circuit", "ov", "-o", file)
+    frame = pl.read_csv(file)
+    assert frame.columns[-5:] == ["checkpoint", "stack", "layer", "head", "circuit"]
+
+
+def test_pairs_of_one_token_have_no_sentence_on_all_tokens():
+    line = ["tokens", wqk.demo_model("induction"), "--layer", "1", "--head", "2"]
+    assert "with itself is above 0 for" in run(*line).stdout
+    for option in ("--query", "--key"):
+        assert "above 0 for" not in run(*line, option, "3").stdout

@@ -115,6 +115,11 @@ class TokenDirections(Result):
                             "side": side,
                             "end": sign,
                             **token._asdict(),
+                            "checkpoint": display_name(self.checkpoint),
+                            "stack": self.stack,
+                            "layer": self.layer,
+                            "head": self.head,
+                            "circuit": self.circuit,
                         }
 
     def _shown(self, width: int) -> Iterator[Any]:

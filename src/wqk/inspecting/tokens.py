@@ -120,7 +120,8 @@ class TokenPair(NamedTuple):
 class TokenMatches(Result):
     """Scores of a head's form for pairs of token embeddings.
 
-    `frame` is a polars frame with a row for each pair; the column ``list`` names the list.
+    `frame` is a polars frame with a row for each pair; the column ``list`` names the list, the last
+    columns the head.
 
     Attributes
     ----------
@@ -153,6 +154,8 @@ class TokenMatches(Result):
     positive_tokens
         Number of these tokens whose score with themselves is above 0. With ``ov``, attending to
         such a token makes this token more likely.
+    chosen_query, chosen_key
+        Numbers of the tokens that ``query`` and ``key`` chose; None for all tokens.
     """
 
     checkpoint: str
@@ -172,16 +175,23 @@ class TokenMatches(Result):
     unembeddings: str | None = None
     tokens: int = 0
     positive_tokens: int = 0
+    chosen_query: int | None = None
+    chosen_key: int | None = None
 
     @property
     def sentence(self) -> str:
         """The pair with the largest score, and the number of tokens that match themselves."""
         best = self.largest[0]
-        return (
+        sentence = (
             f"{self.checkpoint}, {self.stack}, layer {self.layer}, head {self.head}: largest score "
-            f"{_score(best.score, abs(best.score))}, {_query(best)} → {_key(best)}; "
-            f"{self._matching_themselves}"
+            f"{_score(best.score, abs(best.score))}, {_query(best)} → {_key(best)}"
         )
+        return f"{sentence}; {self._matching_themselves}" if self._is_of_all_tokens else sentence
+
+    @property
+    def _is_of_all_tokens(self) -> bool:
+        """Whether neither a query nor a key was chosen."""
+        return self.chosen_query is None and self.chosen_key is None
 
     @property
     def _matching_themselves(self) -> str:
@@ -197,9 +207,19 @@ class TokenMatches(Result):
         )
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
+        subject = {
+            "checkpoint": display_name(self.checkpoint),
+            "stack": self.stack,
+            "layer": self.layer,
+            "head": self.head,
+            "distance": self.distance,
+            "normalized": self.normalized,
+            "circuit": self.circuit,
+            "through": None if self.through is None else ".".join(map(str, self.through)),
+        }
         for name in LISTS:
             for pair in getattr(self, name):
-                yield {"list": name, **pair.values_by_name(self.circuit)}
+                yield {"list": name, **pair.values_by_name(self.circuit), **subject}
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain values, for JSON."""
@@ -231,7 +251,8 @@ class TokenMatches(Result):
         elif self.most_alike:
             (pair,) = self.most_alike
             yield Text(f"{_query(pair)} with itself: {_score(pair.score, abs(pair.score))}")
-        yield Text(f"{self._matching_themselves[0].upper()}{self._matching_themselves[1:]}.")
+        if self._is_of_all_tokens:
+            yield Text(f"{self._matching_themselves[0].upper()}{self._matching_themselves[1:]}.")
         yield Text(self.caveat, style="dim")
 
 
@@ -405,6 +426,8 @@ def match_tokens(
         unembeddings=unembeddings,
         tokens=count,
         positive_tokens=int((scores > 0).sum()),
+        chosen_query=None if query is None else int(query_numbers[0]),
+        chosen_key=None if key is None else int(key_numbers[0]),
     )
 
 
