@@ -10,6 +10,7 @@ from tests import small
 from tests.command import ENCODER, run
 
 import wqk
+from wqk.tables.schema import STATUSES
 
 DECODER, INDUCTION = (str(wqk.demo_model(name)) for name in ("decoder", "induction"))
 SHOWN = [
@@ -197,3 +198,16 @@ def test_pairs_in_markdown_have_distinct_headings_and_small_probabilities() -> N
     assert len(set(headings)) == len(headings)
     assert {"writer head", "reader head", "p"} < {*headings}
     assert lines[4].endswith("| 2e-48 |")
+
+
+def test_the_help_of_a_scan_lists_every_status_of_a_scan() -> None:
+    shown = run("scan", "--help").stdout
+    for status in ("ok", *STATUSES):
+        assert (f"\n    {status} " in shown) == (status != "unmoved")  # a status of differences
+
+
+def test_the_report_of_a_scan_has_a_heading(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    run("scan", ENCODER, "--layers", "0", "--report", report, "--title", "One layer of it")
+    assert "<title>One layer of it" in report.read_text("utf-8")
+    assert "add --report FILE.html" in run("scan", ENCODER, "--title", "x", exits=2).stderr

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from tests import small
@@ -427,3 +428,27 @@ def test_an_absent_number_of_heads_is_answered_with_the_numbers_that_there_are(
             error.value
         )
         assert str(error.value).endswith(advice)
+
+
+def test_an_explanation_names_what_a_file_leaves_out(tmp_path: Path) -> None:
+    file = tmp_path / "plain.toml"
+    text = """
+name = "plain"
+[[attention]]
+stack = "decoder"
+query = "{layer}.q"
+key = "{layer}.k"
+"""
+    tensors = {f"0.{name}": np.eye(8, dtype=np.float32) for name in "qk"}
+
+    def notes(further: str) -> str:
+        file.write_text(text + further)
+        model = wqk.open(tensors, family=file, heads_per_layer=2)
+        return " ".join(wqk.explain(model).notes)
+
+    assert "states no positions (rotary, position), no norm before the projections" in notes("")
+    assert "no mask (causal, window); wqk computes without" in notes("")
+    assert "no mask" not in notes("causal = true\n")
+    assert "no positions" not in notes('position = "alibi"\n')
+    shipped = wqk.explain(wqk.demo_model("encoder")).notes
+    assert not any("the family file states" in note for note in shipped)

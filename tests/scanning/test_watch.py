@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests import small
 from tests.command import run as cli
 
@@ -362,3 +363,20 @@ def test_a_run_whose_folder_contains_a_survey_can_be_watched(run: Path) -> None:
     shutil.rmtree(run / "checkpoint-10")
     refused = cli("watch", run, "--once", "--out", run.parent / "others", exits=2)
     assert "is the folder of a survey" in refused.stderr
+
+
+def test_a_watch_names_layers_that_look_untrained(run: Path, out: Path) -> None:
+    random = np.random.default_rng(0)
+    for step in (1, 2):
+        file = checkpoint(run, step) / "model.safetensors"
+        drawn = {
+            name: 0.02 * random.standard_normal(tensor.shape).astype(tensor.dtype)
+            for name, tensor in load_file(file).items()
+        }
+        save_file(drawn, file)
+    done = cli("watch", run, "--once", "--out", out)
+    lines = done.stdout.splitlines()
+    assert [line.endswith("; random-looking") for line in lines] == [True, True]
+    assert done.stderr.count("random-looking: as if the weights had never been trained") == 1
+    shown = cli("watch", run, "--once", "--live", "--out", out.with_name("further")).stdout
+    assert "random-looking: as if the weights had never been trained" in shown

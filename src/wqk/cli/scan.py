@@ -83,6 +83,7 @@ ROW_NAMES = ("checkpoint", "stack", "kind", "layer", "head", "distance")
     metavar="FILE.html",
     help="Write an HTML report that includes every head.",
 )
+@click.option("--title", metavar="TEXT", help="Heading of --report.  [default: the models' names]")
 @click.option(
     "--details",
     type=FILE,
@@ -144,6 +145,7 @@ def scan(
     out: tuple[Path, ...],
     picture: Path | None,
     report: Path | None,
+    title: str | None,
     details: Path | None,
     full: bool,
     sort_by: str | None,
@@ -172,6 +174,17 @@ def scan(
       directionality (excess)  below 0: a few columns, the key side, dominate;
                                above 0: rows do; by the rule of the published tables
       status                   why a layer's scores are to be doubted
+
+    \b
+    Statuses, also for --where and --fail-if "status == 'guessed'":
+      ok              nothing is known against the scores
+      non-finite      NaN or infinite weights, in tables of a monitor
+      degenerate      the form is zero
+      partial         the form is only a part of the score; a note names the reason
+      guessed         the family was guessed from tensor names
+      random-looking  as if the weights had never been trained
+      quantized       the weights are stored with few bits, and scored as they stand
+    A row may have several: 'guessed, random-looking'.
 
     \b
     Examples:
@@ -206,6 +219,8 @@ def scan(
             "--columns chooses columns of CSV, Markdown and LaTeX; add --csv, or --out FILE.csv, "
             "FILE.md or FILE.tex"
         )
+    if title is not None and report is None:
+        raise click.UsageError("--title is the heading of a report; add --report FILE.html")
     chosen_columns = None if columns is None else columns.split(",")
     files = _Files(
         tables=tables_of_out,
@@ -213,6 +228,7 @@ def scan(
         picture=picture,
         details=details,
         report=report,
+        title=title,
     )
     files.check()
     measures = [measure.name for measure in MEASURES if options.pop(measure.name, False)]
@@ -386,8 +402,8 @@ class _Files:
         The picture of the table.
     details
         The arrays for pictures of forms.
-    report
-        The HTML report.
+    report, title
+        The HTML report, and the heading of the report; None for the models' names.
     """
 
     tables: Sequence[Path]
@@ -395,6 +411,7 @@ class _Files:
     picture: Path | None
     details: Path | None
     report: Path | None
+    title: str | None
 
     def check(self) -> None:
         """Raise `OutputError` if a file cannot be written, before anything is read."""
@@ -447,7 +464,7 @@ class _Files:
             joined.details.write(self.details)
             display.say(f"{self.details}: {counted(len(joined.details.blocks), 'layer')}")
         if self.report:
-            write_report(tables, self.report)
+            write_report(tables, self.report, title=self.title)
             display.say(f"report: {self.report}")
 
 

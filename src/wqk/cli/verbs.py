@@ -381,7 +381,8 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
     from wqk.scanning.surveys.watch import WATCHED
     from wqk.scanning.surveys.watch import watch as watch_run
     from wqk.storage.references import is_url, redacted, step_in
-    from wqk.tables.rendering import HEADLINE, label
+    from wqk.tables.rendering import HEADLINE, STATUS_MEANINGS, label
+    from wqk.tables.schema import status_counts, summarized_status
 
     name = redacted(run).rstrip("/").rpartition("/")[2]
     folder = out or (Path(f"{name}-scores") if is_url(run) else Path(run) / WATCHED)
@@ -404,8 +405,17 @@ def watch(run: str, out: Path | None, live: bool, **options: Any) -> None:
         medians = {name: summary[f"{name}_median"] for name in HEADLINE}
         step = rows.frame["step"][0]
         texts = (f"{label(n)} {value:.3f}" for n, value in medians.items() if value is not None)
-        click.echo(f"step {step}: {', '.join(texts)}")
+        line = f"step {step}: {', '.join(texts)}"
+        status = summarized_status(rows.layers["status"].to_list())
+        if status != "ok":
+            line += f"; {status}"
+        click.echo(line)
+        for name in status_counts(rows.layers["status"]):
+            if name in STATUS_MEANINGS and name not in explained:
+                explained.add(name)
+                display.say(f"{name}: {STATUS_MEANINGS[name]}")
 
+    explained: set[str] = set()
     next_look = "the next look" if not options["once"] else "the next wqk watch"
 
     def wait(folder: str, reason: str) -> None:

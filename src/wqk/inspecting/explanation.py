@@ -260,6 +260,11 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     yield from (f"{block}: {sentence}." for sentence in _assumptions(plan))
     if plan.rule.note:
         yield f"{block}: {plan.rule.note}."
+    if plan.rule.exact and (unstated := _unstated(plan)):
+        yield (
+            f"{block}: the family file states {', '.join(unstated)}; wqk computes "
+            "without. If the model has them, add them to the file."
+        )
     if plan.reason:
         yield f"{block}: partial: {plan.reason}."
     for omission in omissions(plan):
@@ -270,6 +275,19 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
         yield f"{block}: {omission.explanation}."
     if plan.applications > 1:
         yield f"{block}: each layer's weights are applied {plan.applications} times."
+
+
+def _unstated(plan: AttentionPlan) -> list[str]:
+    """Return the parts of a block that a user's family file leaves out, such as "no mask"."""
+    rule = plan.rule
+    unstated = []
+    if not (rule.rotary or rule.position or plan.positional):
+        unstated.append("no positions (rotary, position)")
+    if not rule.input_norm:
+        unstated.append("no norm before the projections (input_norm)")
+    if not (rule.causal or rule.causal_if or rule.causal_under or rule.window):
+        unstated.append("no mask (causal, window)")
+    return unstated
 
 
 def _assumptions(plan: AttentionPlan) -> Iterator[str]:

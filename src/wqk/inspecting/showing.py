@@ -129,18 +129,21 @@ def coupling_view(block: Block, name: str) -> FormView:
     matrix = np.asarray(coupling(block.groups))
     terms = head_terms(block.groups, block.form)
     total, within, between = float(symmetry(block.form)), float(terms.within), float(terms.between)
+    random = float(terms.within_random)
     values = {
         "layer": block.layer,
         "symmetry": total,
         "symmetry_within_heads": within,
         "symmetry_between_heads": between,
+        "symmetry_within_random": random,
         "coupling": matrix.tolist(),
     }
     title = f"{name}, coupling of heads"
     pairs = _pairs_by_strength(matrix)
     split = (
         f"symmetry of the layer {number(total)}: {number(within)} within heads, "
-        f"{number(between)} between heads"
+        f"{number(between)} between heads ({number(random)} within heads if the rank dimensions "
+        "were assigned to heads at random)"
     )
     return FormView(
         title=title,

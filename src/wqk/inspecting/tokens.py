@@ -190,7 +190,7 @@ class TokenMatches(Result):
 
     @property
     def _is_of_all_tokens(self) -> bool:
-        """Whether neither a query nor a key was chosen."""
+        """Return whether neither a query nor a key was chosen."""
         return self.chosen_query is None and self.chosen_key is None
 
     @property

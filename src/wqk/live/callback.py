@@ -60,8 +60,9 @@ class ScoreCallback(TrainerCallback, Advising, synonyms=CALLBACK_SYNONYMS):  # t
         `torch.compile`, steps with measured logits run uncompiled: choose 10 or more.
     family, heads_per_layer
         Options of opening the Trainer's model, as for `wqk.open`.
-    every, steps, ...
-        Further parameters of `Monitor`; steps are optimizer steps, the Trainer's ``global_step``.
+    every, steps, per_layer, alarm, ...
+        Further parameters of `Monitor`: ``per_layer=True`` also logs the values of every layer, as
+        ``wqk/layer_03/symmetry``. Steps are optimizer steps, the Trainer's ``global_step``.
 
     Examples
     --------

@@ -266,7 +266,8 @@ def scan(
     Returns
     -------
     ScoreTable
-        A row for each layer, and with ``heads`` one for each head after it.
+        A row for each layer, and with ``heads`` one for each head after it. For several models,
+        ``table.side_by_side("symmetry")`` has a column for each model.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk._console import Shown, cleaning, number
-from wqk.tables.rendering import HEADLINE, label
+from wqk.tables.rendering import HEADLINE, label, model_statuses
 from wqk.tables.sheet import Bar, Sheet
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class RecentMedians(Shown):
                 cells += [number(median), Bar(median)]
             sheet.add(*cells)
         yield sheet
+        yield from model_statuses(last_steps(self.table))
 
 
 def is_notebook() -> bool:
