@@ -56,7 +56,7 @@ def change_one_entry(weight: np.ndarray) -> None:
         (add_noise_to_values, "rows 16-23 (neither queries nor keys): relative distance"),
         (
             change_one_entry,
-            "(neither queries nor keys): 1 of 64 entries differ, the first in row 19",
+            "(neither queries nor keys): 1 of 64 entries differs, at row 19, column 3",
         ),
     ],
 )

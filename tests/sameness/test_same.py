@@ -574,7 +574,7 @@ def test_an_entry_of_a_bias_that_no_form_shows_is_compared() -> None:
                 tensors[name] = 1000 * value
         tensors["model.layers.0.self_attn.q_proj.bias"][3] = entry
         models.append(tensors)
-    assert "q_proj.bias: 1 of 48 entries differ" in same(*map(opened, models)).sentence
+    assert "q_proj.bias: 1 of 48 entries differs" in same(*map(opened, models)).sentence
 
 
 def test_layer_norms_of_two_families_have_one_epsilon() -> None:

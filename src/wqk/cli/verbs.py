@@ -291,7 +291,8 @@ def same(
     Exit status: 0 if the models are equal up to the rounding of the number types, 1 if they differ,
     3 if the comparison is undecided, for example if a family only names its rotary positions, and 2
     if an error prevents the comparison. With --repair, the status is about the repaired copy: 0 if
-    the copy is equal to the reference, and 2 if no repair is known and nothing was written.
+    the copy is equal to the reference, 1 if it still differs (it is never farther from the
+    reference than the candidate), and 2 if no repair is known and nothing was written.
 
     \b
     Examples:

@@ -11,6 +11,7 @@ target.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wqk._console import few
 from wqk._files import unwritable
 from wqk.checkpoints import Part
 from wqk.checkpoints.checkpoint import View, by_plain_name
@@ -31,6 +33,7 @@ from wqk.sameness.merges import adapted
 from wqk.sameness.repairs import Renumber
 from wqk.sameness.rewritten_files import NUMPY_TYPES, FileTensors, TensorLocation, locations_in
 from wqk.sameness.stored_block import added_biases
+from wqk.sameness.verdicts import Verdict
 from wqk.sameness.written_repair import WrittenRepair
 
 # Number of differences without a repair in an error message.
@@ -161,6 +164,49 @@ def require_repairable(comparison: CheckpointComparison, models: Sequence[Model]
         raise CheckpointError(
             f"--repair: no repair is known of this difference: {listed}; nothing was written"
         )
+
+
+def require_nearer(
+    comparison: CheckpointComparison, repaired: CheckpointComparison, folder: Path
+) -> None:
+    """Remove a repaired copy that is farther from the reference than the candidate.
+
+    Parameters
+    ----------
+    comparison, repaired
+        The comparisons of the candidate, and of its repaired copy, with the reference.
+    folder
+        The folder of the copy.
+
+    Raises
+    ------
+    CheckpointError
+        A block or a tensor of the copy is farther from the reference.
+    """
+    if repaired.verdict is not Verdict.DIFFERENT:
+        return
+    before = _distances(comparison)
+    farther = [
+        name
+        for name, distance in _distances(repaired).items()
+        if math.isfinite(distance) and distance > before.get(name, math.inf)
+    ]
+    if farther:
+        shutil.rmtree(folder)
+        raise CheckpointError(
+            f"--repair: the repaired copy was farther from the reference in {few(farther)}, and "
+            "was removed; no repair is known of this difference"
+        )
+
+
+def _distances(comparison: CheckpointComparison) -> dict[str, float]:
+    """Return the distance from the reference of each differing block and tensor, by name."""
+    distances = {
+        str(block.place): block.farthest
+        for block in comparison.blocks
+        if block.verdict is Verdict.DIFFERENT
+    }
+    return distances | {tensor.title: tensor.distance for tensor in comparison.differing}
 
 
 def write_repaired(

@@ -27,7 +27,7 @@ from wqk.sameness.layer_repairs import with_layer_repairs
 from wqk.sameness.merges import MergedShare, merge_causes, merge_sentence, merged_shares
 from wqk.sameness.outside import Scope, compare_outside
 from wqk.sameness.positions import GUESSED, is_guessed
-from wqk.sameness.repaired_files import require_local, write_repaired
+from wqk.sameness.repaired_files import require_local, require_nearer, write_repaired
 from wqk.sameness.reports import failure
 from wqk.sameness.tensor_causes import Explained, with_tensor_causes
 from wqk.sameness.tensor_comparisons import TensorComparison
@@ -204,6 +204,7 @@ def same(
         merged_with=merged_with,
         **hub,
     )
+    require_nearer(comparison, result, Path(written.folder))
     written = replace(written, verdict=result.verdict, sentence=result.sentence)
     return replace(comparison, repaired=written)
 

@@ -37,6 +37,9 @@ CHUNK = 1 << 22
 # A mask of the entries that differ is kept for tensors of at most this many numbers.
 MASKED = 1 << 26
 
+# Differing entries that a reason lists.
+MOST_ENTRIES = 3
+
 # Bytes to compare at a time, so that they stay in a cache.
 CACHED = 1 << 21
 
@@ -153,6 +156,8 @@ class StoredComparison(NamedTuple):
         Mask of the entries that differ, (n, D); None without differences, or for large tensors.
     kind
         The cause, if known from the two parts alone.
+    count_changed
+        Number of the entries that differ.
     """
 
     outcome: Outcome
@@ -160,6 +165,7 @@ class StoredComparison(NamedTuple):
     distance: float = math.inf
     changed_entries: np.ndarray | None = None
     kind: Kind | None = None
+    count_changed: int = 0
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
@@ -178,6 +184,25 @@ def compare_stored(checkpoints: Sequence[Checkpoint], parts: Sequence[Part]) -> 
         except WqkError as error:
             return StoredComparison(Outcome.UNKNOWN, str(error))
         comparison.add(x, y)
+    return comparison.result()
+
+
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
+def compare_numbers(
+    infos: Sequence[TensorInfo], expected: np.ndarray, actual: np.ndarray
+) -> StoredComparison:
+    """Compare two arrays of one shape entry by entry, up to the rounding of two number types.
+
+    ``infos`` are the metadata of the reference's and of the candidate's tensor.
+    """
+    comparison = _RunningComparison(infos, Part("numbers"))
+    if not expected.ndim:
+        comparison.add(expected, actual)
+        return comparison.result()
+    rows_at_a_time = max(1, CHUNK // max(1, math.prod(expected.shape[1:])))
+    for start in range(0, len(expected), rows_at_a_time):
+        rows = slice(start, start + rows_at_a_time)
+        comparison.add(expected[rows], actual[rows])
     return comparison.result()
 
 
@@ -274,7 +299,13 @@ class _RunningComparison:
             reason = f"one side is rounded to {self._narrower_types[0]}"
             return StoredComparison(Outcome.ROUNDED, reason, distance)
         mask = self._mask()
-        return StoredComparison(Outcome.DIFFERS, self._reason(distance, mask), distance, mask)
+        return StoredComparison(
+            outcome=Outcome.DIFFERS,
+            reason=self._reason(distance, mask),
+            distance=distance,
+            changed_entries=mask,
+            count_changed=self._count_changed,
+        )
 
     def _mask(self) -> np.ndarray | None:
         """Return the mask of the entries that differ, (n, D); None for a large tensor."""
@@ -291,27 +322,56 @@ class _RunningComparison:
             return "all zero"
         factor = yy / xy if xy else math.nan
         is_multiple = xx * yy - xy**2 <= (SAME_FACTOR * xy) ** 2
-        if is_multiple and abs(factor - 1) > SAME_FACTOR:
+        are_most = self._count_changed >= MAJORITY * self._size
+        # One large entry has nearly the norm of its tensor.
+        if are_most and is_multiple and abs(factor - 1) > SAME_FACTOR:
             return f"scaled by {factor:.4g}"
-        if self._count_changed >= MAJORITY * self._size:
+        if are_most:
             return f"relative distance {distance:.2g}"
-        reason = f"{self._count_changed} of {self._size} entries differ"
+        verb = "differs" if self._count_changed == 1 else "differ"
+        reason = f"{self._count_changed:,} of {self._size:,} entries {verb}"
         if mask is not None:
-            reason += f", the first in row {self._row_of_tensor(int(mask.any(axis=1).argmax()))}"
+            reason += f", {self._places(mask)}"
         if self._largest_change:
-            reason += f", by up to {100 * self._largest_change:.2g} %"
+            up_to = "" if self._count_changed == 1 else "up to "
+            percent = 100 * self._largest_change
+            digits = ".2g" if percent < 100 else ".0f"
+            reason += f", by {up_to}{percent:{digits}} %"
         return reason
+
+    def _places(self, mask: np.ndarray) -> str:
+        """Return the places of a few differing entries, or of the first of many entries."""
+        shape = self._part.shape(self._infos[0].shape)
+        flat = np.flatnonzero(mask)[:MOST_ENTRIES]
+        places = []
+        for index in zip(*np.unravel_index(flat, shape or (1,)), strict=True):
+            numbers = [int(number) for number in index]
+            numbers[0] = self._row_of_tensor(numbers[0])
+            places.append(_place_in_words(numbers))
+        if self._count_changed > MOST_ENTRIES:
+            return f"the first at {places[0]}"
+        return " and ".join(f"at {place}" for place in places)
 
     def _row_of_tensor(self, row: int) -> int:
         """Return the number in the whole tensor of a row of the reference's part."""
-        shape = self._infos[0].shape
-        if len(shape) > 2:  # the mask joins the other axes
-            return row
-        for start, stop in self._part.row_ranges(shape):
+        for start, stop in self._part.row_ranges(self._infos[0].shape):
             if row < stop - start:
                 return start + row
             row -= stop - start
         return row
+
+
+def _place_in_words(index: Sequence[int]) -> str:
+    """Return the place of an entry in a vector, a matrix, or an array with more axes.
+
+    Examples
+    --------
+    >>> _place_in_words((5, 33)), _place_in_words((7,)), _place_in_words((0, 1, 2))
+    ('row 5, column 33', 'index 7', 'index [0, 1, 2]')
+    """
+    if len(index) == 2:
+        return f"row {index[0]}, column {index[1]}"
+    return f"index {index[0] if len(index) == 1 else [*index]}"
 
 
 def _is_rounding_to(

@@ -99,7 +99,7 @@ def with_tensor_causes(
             norms.update(_norms(plan, names))
     norms -= {*moved}
     findings = _findings(search, models, tensors, explained, sorted(norms), lone_layers)
-    causes = [*known, *_joined(map(search.checked, findings))]
+    causes = [*known, *_joined(filter(None, map(search.checked, findings)))]
     reason_of = {name: cause.mismatch.reason for cause in causes for name in cause.outside}
     explained_blocks = [
         _with_norms(block, {*_norms(pair[0], names)}, causes)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from wqk.attention.rounding import ROUNDING
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
 from wqk.checkpoints.checkpoint import as_number
@@ -34,7 +35,8 @@ from wqk.sameness.mismatches import Kind
 from wqk.sameness.origins import Origin, find_origins
 from wqk.sameness.permutations import name_permutation
 from wqk.sameness.repairs import Change, Exchange, Recut, Setting, Step, program
-from wqk.sameness.stored_tensors import compare_stored
+from wqk.sameness.stored_tensors import StoredComparison, compare_numbers, compare_stored
+from wqk.sameness.tensor_comparisons import Outcome
 from wqk.sameness.tensor_edits import (
     SIZES_WITHOUT_HEADS,
     TensorEdit,
@@ -46,8 +48,10 @@ from wqk.sameness.tensor_names import layer_prefix, title_in_block, title_in_lay
 from wqk.sameness.tolerances import (
     ALIKE,
     INITIALIZER_RANGE,
+    MAJORITY,
     MOST_CHANCE,
     TINY,
+    UNEXPLAINED_BY_FACTORS,
 )
 
 # Tensors with more numbers are not searched for orders of rows and columns.
@@ -116,11 +120,18 @@ class TensorSearch:
         (actual,) = self._candidate.read([Part(self._names[name])])
         return expected, actual
 
-    def checked(self, finding: TensorFinding) -> TensorFinding:
-        """Run the printed lines of a finding; remove the steps if they do not undo the change.
+    def checked(self, finding: TensorFinding) -> TensorFinding | None:
+        """Run the printed lines of a finding, and compare the result with the expected tensors.
 
         Exchanges of more than `LARGEST` numbers are not run, because each tensor was already
         compared with its source entry by entry.
+
+        Returns
+        -------
+        TensorFinding or None
+            The finding, if the tensors are equal afterwards, up to the rounding of their number
+            types. If they still differ, but by much less, the reason names the remaining
+            difference and the finding has no steps. Otherwise None.
         """
         edited = {name for step in finding.steps for name in step.edited}
         stored = {
@@ -137,12 +148,71 @@ class TensorSearch:
             for name, stored_name in stored.items()
         }
         actual = {name: self._candidate.read([Part(name)])[0] for name in expected}
+        mended = self._mended(finding, expected, actual)
+        remaining: list[StoredComparison] = []
+        for name, stored_name in stored.items():
+            if self._is_undone(name, expected, mended, finding, actual):
+                continue
+            after = self._comparison(name, expected, mended)
+            before = self._comparison(name, expected, actual)
+            if not _explains_most(before, after, expected[stored_name].size):
+                return None
+            remaining.append(after)
+        if not remaining:
+            return finding
+        largest = max(remaining, key=lambda comparison: comparison.distance)
+        reason = f"{finding.reason}; besides, {largest.reason}"
+        return replace(finding, reason=reason, steps=())
+
+    def _comparison(
+        self, name: str, expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]
+    ) -> StoredComparison:
+        """Compare a tensor in two mappings from the candidate's names to arrays."""
+        stored = self._names[name]
+        if expected[stored].shape != actual[stored].shape:
+            return StoredComparison(Outcome.DIFFERS, "another shape")
+        infos = self._reference.info(name), self._candidate.info(stored)
+        return compare_numbers(infos, expected[stored], actual[stored])
+
+    def _mended(
+        self,
+        finding: TensorFinding,
+        expected: Mapping[str, np.ndarray],
+        actual: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """Return the candidate's tensors, by the candidate's names, after the printed lines."""
         tensors = ProgramTensors(actual)
         config = copy.deepcopy(dict(self._candidate.config))
         run(program(finding.steps), tensors, ProgramTensors(expected), config)
-        mended = actual | tensors.changed
-        is_undone = all(same_numbers(expected[name], mended[name]) for name in expected)
-        return finding if is_undone else replace(finding, steps=())
+        return dict(actual) | tensors.changed
+
+    def _is_undone(
+        self,
+        name: str,
+        expected: Mapping[str, np.ndarray],
+        mended: Mapping[str, np.ndarray],
+        finding: TensorFinding,
+        actual: Mapping[str, np.ndarray],
+    ) -> bool:
+        """Return whether a tensor is equal after the printed lines of a finding.
+
+        Rounding of the candidate's numbers may be larger afterwards than the rounding of the
+        expected numbers: if 1 was added before the rounding, for example. Therefore the change of
+        the result is allowed that a rounding of the candidate causes.
+        """
+        stored = self._names[name]
+        if not self._comparison(name, expected, mended).outcome.differs:
+            return True
+        numbers, result = expected[stored], mended[stored]
+        if numbers.shape != result.shape:
+            return False
+        rounding = 2 * ROUNDING.get(self._candidate.info(stored).dtype, 0.0)
+        nudged = {
+            other: array if other != stored else array * np.asarray(1 + rounding, array.dtype)
+            for other, array in actual.items()
+        }
+        allowed = np.abs(self._mended(finding, expected, nudged)[stored] - result)
+        return bool((np.abs(result - numbers) <= allowed).all())
 
     # -- whole tensors ---------------------------------------------------------------------
 
@@ -220,7 +290,7 @@ class TensorSearch:
             return None
         found_edit = (
             find_edit(expected, actual)
-            or find_scaled_rows(expected, actual)
+            or self._scaled_rows(name, expected, actual)
             or self._initialized(expected, actual)
         )
         if found_edit is None:
@@ -228,6 +298,17 @@ class TensorSearch:
         steps = (Change((self._names[name],), found_edit.edit),)
         reason = f"{title_in_layer(name)}: {found_edit.description}"
         return TensorFinding(found_edit.kind, reason, (name,), steps, found_edit.facts)
+
+    def _scaled_rows(
+        self, name: str, expected: np.ndarray, actual: np.ndarray
+    ) -> TensorEdit | None:
+        """Find scaled rows or columns, if nothing else differs: not those of a changed entry."""
+        found_edit = find_scaled_rows(expected, actual)
+        if found_edit is None:
+            return None
+        infos = self._reference.info(name), self._candidate.info(self._names[name])
+        remaining = compare_numbers(infos, expected, found_edit.edit.apply(actual))
+        return None if remaining.outcome.differs else found_edit
 
     def _initialized(self, expected: np.ndarray, actual: np.ndarray) -> TensorEdit | None:
         """Find a tensor that still has the random values of an untrained model."""
@@ -330,6 +411,25 @@ class TensorSearch:
         if self._candidate.config.get("vocab_size") != vocabulary:
             steps = (Setting(("vocab_size",), vocabulary), *steps)
         return TensorFinding(Kind.RESIZED, f"resized vocabulary: {counts}", (name,), steps)
+
+
+def _explains_most(before: StoredComparison, after: StoredComparison, size: int) -> bool:
+    """Return whether an edit removes most of a difference that it does not remove completely.
+
+    An edit of a tensor with few differing entries must leave fewer: one large entry alone has
+    nearly the norm of its row.
+
+    Parameters
+    ----------
+    before, after
+        The comparisons of the tensor before and after the edit.
+    size
+        Number of entries.
+    """
+    is_nearer = after.distance <= UNEXPLAINED_BY_FACTORS * before.distance
+    if before.distance < math.inf and before.count_changed < MAJORITY * size:
+        return is_nearer and after.count_changed <= before.count_changed / 2
+    return is_nearer and after.distance < math.inf
 
 
 def _reason_of(origins: Sequence[Origin], is_permutation: bool) -> tuple[Kind, str]:
