@@ -144,9 +144,31 @@ def _times(number: int, verdict: Verdict) -> str:
 
 @dataclass(frozen=True, repr=False)
 class ClaimsPage(Result):
-    """The paper's claims with verdicts; see `claims`."""
+    """The paper's claims with verdicts; see `claims`.
+
+    Attributes
+    ----------
+    claims
+        All claims in order.
+    verdicts
+        Verdicts whose claims are shown and listed; by default, all.
+    """
 
     claims: tuple[PaperClaim, ...]
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def chosen(self) -> list[PaperClaim]:
+        """The claims with the chosen verdicts."""
+        return [
+            claim for claim in self.claims if not self.verdicts or claim.verdict in self.verdicts
+        ]
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """The number of all claims with each verdict, in the order of the page."""
+        verdicts = [claim.verdict for claim in self.claims]
+        return {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
 
     @property
     def sentence(self) -> str:
@@ -158,24 +180,23 @@ class ClaimsPage(Result):
         >>> ClaimsPage((record, record)).sentence
         'Of 2 claims of the paper: 2 no record.'
         """
-        verdicts = [claim.verdict for claim in self.claims]
-        counts = [_times(verdicts.count(v), v) for v in dict.fromkeys(verdicts)]
-        return f"Of {len(verdicts)} claims of the paper: {', '.join(counts)}."
+        counts = [_times(number, verdict) for verdict, number in self.counts.items()]
+        return f"Of {len(self.claims)} claims of the paper: {', '.join(counts)}."
 
     def _rows(self) -> Iterable[Mapping[str, Any]]:
-        for claim in self.claims:
+        for claim in self.chosen:
             row = asdict(claim)
             estimate = row.pop("estimate") or dict.fromkeys(ClaimEstimate.__dataclass_fields__)
             yield {**row, **estimate, "verdict": claim.verdict}
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain values, for JSON."""
-        return {"claims": self.frame.to_dicts()}
+        return {"claims": self.frame.to_dicts(), "counts": self.counts}
 
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
 
-        for claim in self.claims:
+        for claim in self.chosen:
             yield Text.assemble((f"{claim.number} {claim.verdict}", "bold"), f": {claim.text}")
             for line in self._details(claim):
                 indented = fill(line, width, initial_indent=INDENT, subsequent_indent=INDENT)
@@ -208,7 +229,7 @@ class ClaimsPage(Result):
             "| | claim | verdict | estimate [95 %] | p, adjusted | detectable | records |",
             "|:--|:--|:--|:--|--:|--:|:--|",
         ]
-        for claim in self.claims:
+        for claim in self.chosen:
             verdict = claim.verdict if claim.verdict != "holds" else "**holds**"
             estimate = claim.result
             if claim.estimate is not None:

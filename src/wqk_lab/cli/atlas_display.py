@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import polars as pl
 from rich.text import Text
 
-from wqk._console import count, counted
+from wqk._console import count, counted, number
 from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import flags
 from wqk_lab.atlas.ranks import marks, spread
@@ -85,10 +86,28 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
     """Yield each row in full, with explanations of the row's flags."""
+    for rows_of_model in _by_model(rows):
+        yield from _in_full(rows_of_model)
+    note = "Medians over layers ± [distance to the lower quartile, to the upper quartile]."
+    yield Text(f"\n{note}", style="dim")
+
+
+def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+    """Group rows with the same name, checkpoint and stack."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
+        groups.setdefault((row["name"], row["model"], row["stack"]), []).append(row)
+    return list(groups.values())
+
+
+def _in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
+    """Yield the rows of one model and stack, each with its number if there are several."""
+    for place, row in enumerate(rows, 1):
         size = f"{count(row['parameters'])} parameters" if row["parameters"] else ""
         about = " · ".join(filter(None, (row["stack"], row["modality"], size)))
         model = f" · {row['model']}" if row["model"] != row["name"] else ""
+        if len(rows) > 1:
+            about += f" · row {place} of {len(rows)}"
         yield Text.assemble("\n", (row["name"], "bold"), f"{model}\n", about)
         headings = ("", "symmetry", "directionality (excess)")
         table = Sheet.of(*headings, text=headings)
@@ -97,8 +116,40 @@ def in_full(rows: Sequence[Row]) -> Iterator[Sheet | Text]:
         for flag in row["flags"]:
             yield Text(f"• {flags()[flag].sentence}")
         yield Text(_judgment(row))
-    note = "Medians over layers ± [distance to the lower quartile, to the upper quartile]."
-    yield Text(f"\n{note}", style="dim")
+    if len(rows) > 1:
+        yield Text(f"\n{_contradiction(rows)}")
+
+
+def _contradiction(rows: Sequence[Row]) -> str:
+    """Return a sentence on several rows of one model: the scores in which they differ.
+
+    Examples
+    --------
+    >>> rows = [{"name": "m", "symmetry": 0.0, "directionality": d} for d in (-0.65, 0.01)]
+    >>> _contradiction(rows)
+    'The paper has 2 rows of m, which contradict each other: directionality -0.65 or 0.01.'
+    """
+    differences = []
+    for score in SCORES:
+        values = dict.fromkeys(_median(row, score) for row in rows)
+        if len(values) > 1:
+            differences.append(f"{score} {' or '.join(values)}")
+    sentence = f"The paper has {len(rows)} rows of {rows[0]['name']}"
+    if differences:
+        sentence += f", which contradict each other: {'; '.join(differences)}"
+    return f"{sentence}."
+
+
+def _median(row: Row, score: str) -> str:
+    """Return a published median as text."""
+    return "–" if row[score] is None else number(row[score], 2)
+
+
+def with_reasons(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with a last column ``reasons``: the titles of the flags, joined by "; "."""
+    titles = {name: flag.title for name, flag in flags().items()}
+    reasons = pl.col("flags").list.eval(pl.element().replace(titles)).list.join("; ")
+    return rows.with_columns(reasons=reasons)
 
 
 def _judgment(row: Row) -> str:

@@ -140,14 +140,18 @@ def held_out_warning(tokens: Mapping[str, int]) -> str:
     ).replace("%", " %", 1)
 
 
-def unknown_characters(store: TokenStore) -> str:
-    """Describe the characters of the text outside the alphabet; empty if there are none."""
+def unknown_tokens(store: TokenStore) -> str:
+    """Describe the unknown tokens of the text; empty if the store does not have their number."""
     unknown = store.about.get("unknown")
-    if not unknown:
+    if unknown is None:
         return ""
     tokens = sum(split.tokens for split in store.splits.values())
+    if not unknown["tokens"]:
+        return "unknown: 0 tokens (0 %)"
+    percent = 100 * unknown["tokens"] / max(1, tokens)
+    if "distinct_characters" not in unknown:
+        return f"unknown: {counted(unknown['tokens'], 'token')} ({percent:.2g} %)"
     distinct = counted(unknown["distinct_characters"], "distinct character")
-    percent = 100 * unknown["tokens"] / tokens
     # The alphabet is learned from the training text.
     most = store.about["options"].get("characters") or ALPHABET
     is_full = store.vocabulary_size - len(store.special) >= most
@@ -158,19 +162,25 @@ def unknown_characters(store: TokenStore) -> str:
 def _print(store: TokenStore, as_json: bool) -> None:
     from wqk.cli import display
 
+    without_special = store.vocabulary_size - len(store.special)
     if as_json:
         header = store.header
         names = ("fingerprint", "unit", "vocabulary_size", "special", "splits")
         facts = {"folder": str(store.folder)} | {name: header[name] for name in names}
+        facts["vocabulary_without_special"] = without_special
         display.print_object(facts | dict(store.about))
         return
-    click.echo(f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,}")
+    kind = "character" if store.unit == "characters" else "token"
+    click.echo(
+        f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,} "
+        f"({counted(without_special, kind)} and {len(store.special)} special)"
+    )
     for name, split in store.splits.items():
         click.echo(
             f"  {name.replace('_', ' '):9}{split.documents:>10,} documents {split.tokens:>14,} "
             f"tokens {split.characters:>14,} characters"
         )
-    if sentence := unknown_characters(store):
+    if sentence := unknown_tokens(store):
         click.echo(f"  {sentence}")
     click.echo(f"  fingerprint {store.fingerprint[:16]}")
     if warning := held_out_warning({name: split.tokens for name, split in store.splits.items()}):

@@ -13,6 +13,7 @@ from wqk.cli.options import PATH, Number, json_output
 from wqk_lab.training.declared import below, documented
 
 if TYPE_CHECKING:
+    from wqk_lab.runs.seeds import Paired
     from wqk_lab.runs.speedup import Field, StartSpeedUp
 
 
@@ -67,7 +68,7 @@ def speedup(
     }
     display.show(value, *lines_of(comparisons, loss, smoothing, below), as_json=as_json)
     if any(is_uninformative(comparison.over_seeds("saved")) for comparison in comparisons):
-        display.say("the speed-up of each seed is in --json")
+        display.say("the speed-up of each seed, with mean, interval and p, is in --json")
     for run in runs:
         if note := plateau_note(run):
             display.say(f"{run.name}: {note}")
@@ -86,7 +87,7 @@ def _as_object(comparison: StartSpeedUp) -> dict[str, Any]:
 def lines_of(
     comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float, below: float | None = None
 ) -> Iterator[Any]:
-    """Yield one line for each initialization, and an explanation of the numbers."""
+    """Yield tables of losses and of steps, a line for each initialization, and explanations."""
     from rich.text import Text
 
     from wqk._console import counted
@@ -94,33 +95,27 @@ def lines_of(
     from wqk_lab.runs.outcomes import is_uninformative, saving, verdict
     from wqk_lab.runs.seeds import decimals, in_nats, interval
 
-    columns = [
-        SheetColumn("start", text=True, whole=True),
-        SheetColumn("seeds", optional=True),
-        SheetColumn("difference"),
-        SheetColumn("p"),
-        SheetColumn("detectable", optional=True),
-        SheetColumn("speed-up"),
-    ]
-    if below is not None:
-        columns.append(SheetColumn(f"below {below:g}"))
-    table = Sheet(columns)
+    start = SheetColumn("start", text=True, whole=True)
+    headings = ("seeds", "loss difference", "p", "detectable")
+    of_losses = Sheet([start, *map(SheetColumn, headings)])
+    of_steps = Sheet([start, *map(SheetColumn, ("speed-up", "p", "detectable"))])
+    of_level = Sheet([start, SheetColumn("" if below is None else f"below {below:g}")])
     for comparison in comparisons:
         difference, saved = (comparison.over_seeds(name) for name in FIELDS)
         detectable = "–"
         if difference.detectable is not None:
             detectable = f"{difference.detectable:.{decimals([difference.detectable])}f}"
-        table.add(
-            comparison.start,
-            str(difference.count),
-            in_nats(difference),
-            "–" if difference.p is None else f"{difference.p:.2g}",
-            detectable,
-            "–" if is_uninformative(saved) else interval(saved, "+.0%"),
-            *([] if below is None else [crossing(comparison)]),
-        )
+        cells = [str(difference.count), in_nats(difference), _p_value(difference), detectable]
+        of_losses.add(comparison.start, *cells)
+        detectable = "–" if saved.detectable is None else f"{saved.detectable:.0%}"
+        of_steps.add(comparison.start, interval(saved, "+.0%"), _p_value(saved), detectable)
+        if below is not None:
+            of_level.add(comparison.start, crossing(comparison))
     first = comparisons[0]
-    yield table
+    yield of_losses
+    yield of_steps
+    if below is not None:
+        yield of_level
     counts = sorted({len(comparison.runs) for comparison in comparisons})
     seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else counted(counts[0], "seed")
     note = (
@@ -128,13 +123,19 @@ def lines_of(
         f"({seeds}). "
         f"Difference: {loss} loss in nats (smoothed over {smoothing:.0%} of the steps), mean and "
         "95 % interval; none for a single seed or equal differences. Speed-up: share of the steps "
-        "saved until the loss, by a falling curve through it, reaches where the other ends."
+        "saved until the loss, by a falling curve through it, reaches where the other ends. Each p "
+        "and each detectable effect is that of the mean in its line."
     )
     if below is not None:
         note += f" Below {below:g}: steps later than the baseline."
     yield Text(note, style="dim")
     yield from map(verdict, comparisons)
     yield from (saving(c) for c in comparisons if is_uninformative(c.over_seeds("saved")))
+
+
+def _p_value(difference: Paired) -> str:
+    """Return the p-value as text; a dash without a test."""
+    return "–" if difference.p is None else f"{difference.p:.2g}"
 
 
 def crossing(comparison: StartSpeedUp) -> str:

@@ -156,23 +156,23 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
     from wqk.cli import display
     from wqk.tables.sheet import Cell, Sheet, SheetColumn
     from wqk_lab.theory.findings import line, result
-    from wqk_lab.theory.verdict import MEANINGS, VERDICTS
+    from wqk_lab.theory.verdict import MEANINGS, VERDICTS, times
 
     console = display.output()
     is_for_grep = not (console.is_terminal or verbose)
     if is_for_grep:
         console.width = IN_A_PIPE
     console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
-    tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
+    tally = [Text(times(n, v), style=STYLES[v]) for v, n in report.tally.items() if n]
     console.print(Text(", ").join(tally), soft_wrap=True)
     if simulated := [f.verdict for f in report.findings if not f.statement.about_model]:
-        shown = ", ".join(f"{simulated.count(v)} {v}" for v in dict.fromkeys(simulated))
+        shown = ", ".join(times(simulated.count(v), v) for v in dict.fromkeys(simulated))
         console.print(Text(f"not counted, about random matrices: {shown}", style="dim"))
     for note in report.notes:
-        console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
-    doubtful = "!" if report.caveat else ""
+        reservation = "a reservation for every verdict: " if note == report.caveat else "note: "
+        console.print(Text(f"{reservation}{note}", style="yellow"), soft_wrap=True)
     if verbose:
-        _print_blocks(report, doubtful)
+        _print_blocks(report)
     table = Sheet([SheetColumn("", text=True) for _ in range(3)])
     untested: dict[str, list[str]] = {}
     for finding in report.findings:
@@ -182,13 +182,13 @@ def _print_findings(report: StudyReport, verbose: bool) -> None:
         if finding.verdict == "not tested":
             untested.setdefault(finding.why, []).append(finding.statement.number)
             continue
-        verdict = Cell(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        verdict = Cell(finding.verdict, style=STYLES[finding.verdict])
         statement = f"{cells['number']}: {cells['says']}"
         table.add(verdict, statement, _facts(finding))
     if not verbose:
         console.print(table)
     for why, numbers in untested.items():
-        note = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
+        note = f"not tested, {why}: {'; '.join(dict.fromkeys(numbers))}"
         console.print(Text(f" {note}", style=STYLES["not tested"]), soft_wrap=is_for_grep)
     console.print("")
     verdicts = {finding.verdict for finding in report.findings}
@@ -209,7 +209,7 @@ def _facts(finding: Finding) -> str:
     return "; ".join(filter(None, [measured, cells["why"], layers]))
 
 
-def _print_blocks(report: StudyReport, doubtful: str) -> None:
+def _print_blocks(report: StudyReport) -> None:
     """Print a block of lines for each finding, with the statement's assumptions."""
     from rich.padding import Padding
     from rich.text import Text
@@ -220,7 +220,7 @@ def _print_blocks(report: StudyReport, doubtful: str) -> None:
     console = display.output()
     for finding in report.findings:
         cells = line(finding)
-        verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        verdict = Text(finding.verdict, style=STYLES[finding.verdict])
         console.print("")
         console.print(verdict.append(f"  {cells['number']}: {cells['says']}", style="none"))
         if facts := _facts(finding):

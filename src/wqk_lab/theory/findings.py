@@ -15,7 +15,7 @@ from wqk._console import counted, json_value, without_formulas
 from wqk._files import check_output, write_atomically
 from wqk.tables.sheet import Sheet
 from wqk_lab.theory.subject import ObjectiveName, Subject
-from wqk_lab.theory.verdict import VERDICTS, Finding, StatementVerdict
+from wqk_lab.theory.verdict import VERDICTS, Finding, StatementVerdict, times
 
 if TYPE_CHECKING:
     from wqk_lab.theory.text import Text
@@ -80,7 +80,7 @@ class StudyReport:
         return f"{self.model}{weights}: {self.objective}{masks}; {read}"
 
     @property
-    def tally(self) -> dict[str, int]:
+    def tally(self) -> dict[StatementVerdict, int]:
         """Number of findings about the model or its text, by verdict."""
         counted = Counter(f.verdict for f in self.findings if f.statement.about_model)
         return {verdict: counted[verdict] for verdict in VERDICTS}
@@ -227,7 +227,7 @@ def _markdown(reports: Sequence[StudyReport]) -> str:
         if model_report.notes:
             lines += [*(f"- {note}" for note in model_report.notes), ""]
         lines += [
-            ", ".join(f"{count} {verdict}" for verdict, count in model_report.tally.items()),
+            ", ".join(times(count, verdict) for verdict, count in model_report.tally.items()),
             "",
         ]
         sheet = Sheet.of(*MARKDOWN_COLUMNS, text=MARKDOWN_COLUMNS)

@@ -46,6 +46,25 @@ MEANINGS: Mapping[StatementVerdict, str] = {
     "identity": "true of all numbers, and therefore not counted as support",
 }
 
+# Verdicts with another plural.
+PLURALS: Mapping[StatementVerdict, str] = {
+    "holds": "hold",
+    "fails": "fail",
+    "identity": "identities",
+}
+
+
+def times(number: int, verdict: StatementVerdict) -> str:
+    """Return a number of findings with a verdict as text.
+
+    Examples
+    --------
+    >>> times(1, "fails"), times(12, "fails"), times(2, "identity"), times(3, "undecided")
+    ('1 fails', '12 fail', '2 identities', '3 undecided')
+    """
+    return f"{number} {verdict if number == 1 else PLURALS.get(verdict, verdict)}"
+
+
 PredictedDirection = Literal["above", "below", "near", "identity"]
 
 # What a statement is measured on: nothing of the subject, its text, its queries and keys, a forward
@@ -271,8 +290,11 @@ class Statement:
 
     @property
     def prediction(self) -> str:
-        """Predicted range of the quantity, such as ``> 0``."""
-        signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
+        """Predicted range of the quantity, such as ``> 0``.
+
+        The text never begins with an equals sign, which spreadsheets take for a formula.
+        """
+        signs = {"above": ">", "below": "<", "near": "≈", "identity": "equal to"}
         return f"{signs[self.direction]} {self.null:g}"
 
 
@@ -286,8 +308,10 @@ class Layers:
     by_chance: float
 
     def __str__(self) -> str:
-        text = f"{self.holds} of {self.count} layers hold ({self.by_chance:.1g} by chance)"
-        return f"{text}, {self.fails} fail" if self.fails else text
+        text = f"{self.holds} of {self.count} layers hold"
+        if self.fails:
+            text += f", {self.fails} fail{'s' if self.fails == 1 else ''}"
+        return f"{text} (by chance alone, {self.by_chance:.1g} would hold on average)"
 
 
 @dataclass(frozen=True, eq=False)

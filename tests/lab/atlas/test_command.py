@@ -116,6 +116,27 @@ def test_a_model_is_shown_in_full() -> None:
     assert explained == {flag: flags()[flag].sentence for flag in row["flags"]}
 
 
+def test_unsound_rows_complement_the_sound_ones_with_reasons() -> None:
+    sound, unsound = names("--sound"), names("--unsound")
+    assert len(sound) + len(unsound) == all_published().height
+    rows = json.loads(run("lab", "atlas", "--unsound", "--json").stdout)["rows"]
+    assert not any(row["sound"] for row in rows)
+    assert all(row["reasons"] == "; ".join(flags()[f].title for f in row["flags"]) for row in rows)
+    written = pl.read_csv(run("lab", "atlas", "--flagged", "--csv").stdout.encode())
+    assert written.columns[-1] == "reasons"
+    assert "wrong pairs of heads" in written["reasons"].to_list()
+    refused = run("lab", "atlas", "--sound", "--unsound", exits=2)
+    assert "exclude each other" in refused.stderr
+
+
+def test_two_rows_of_one_model_are_numbered() -> None:
+    shown = " ".join(run("lab", "atlas", "LLaMA3-8B", width=200).stdout.split())
+    assert "parameters · row 1 of 2 " in shown
+    assert "parameters · row 2 of 2 " in shown
+    assert "The paper has 2 rows of LLaMA3-8B, which contradict each other: directionality" in shown
+    assert "row 1 of" not in run("lab", "atlas", "BERT-base").stdout
+
+
 def test_a_list_has_a_line_for_each_model() -> None:
     shown = run("lab", "atlas", "--search", "bert-base", width=220).stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]

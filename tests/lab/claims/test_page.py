@@ -8,7 +8,7 @@ import runpy
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import polars as pl
@@ -19,8 +19,9 @@ from tests.command import run
 from wqk_lab.atlas import published_training
 from wqk_lab.claims import claims
 from wqk_lab.claims.comparing import ClaimEstimate, adjusted, mean_difference, separation
-from wqk_lab.claims.page import ClaimsPage, PaperClaim
+from wqk_lab.claims.page import ClaimsPage, PaperClaim, Verdict
 from wqk_lab.claims.records import encoder_decoders
+from wqk_lab.cli.claims import VERDICTS
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -168,11 +169,29 @@ def test_the_command_prints_every_claim_and_json_has_the_numbers() -> None:
     assert lines[-2] == f"Of {len(page())} claims of the paper: {sentence}."
     tested = [claim for claim in page().values() if claim.estimate is not None]
     assert f"Benjamini and Hochberg's method over the {len(tested)} tested claims" in lines[-1]
-    rows = json.loads(run("lab", "claims", "--json").stdout)["claims"]
+    as_json = json.loads(run("lab", "claims", "--json").stdout)
+    assert as_json["counts"] == counts
+    rows = as_json["claims"]
     assert [row["number"] for row in rows] == [*page()]
     assert rows[3]["verdict"] == "holds"
     assert rows[3]["value"] == pytest.approx(0.267, abs=0.001)
     assert rows[-1]["value"] is None
+
+
+def test_claims_are_written_as_markdown_and_chosen_by_verdict(tmp_path: Path) -> None:
+    out = tmp_path / "claims.md"
+    done = run("lab", "claims", "--verdict", "open", "--verdict", "count", "--out", out)
+    chosen = [n for n, claim in page().items() if claim.verdict in ("open", "count")]
+    lines = out.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("| | claim | verdict |")
+    assert [line.split(" | ")[0].strip("| ") for line in lines[2:]] == chosen
+    assert run("lab", "claims", "--out", "-.md").stdout.splitlines()[2].startswith("| S1 | ")
+    assert f"\nOf {len(page())} claims of the paper: " in done.stdout
+    assert "holds: " not in done.stdout
+    refused = run("lab", "claims", "--out", tmp_path / "claims.txt", exits=2)
+    assert refused.stdout == ""
+    assert "is written as .csv, .json, .md; got the ending '.txt'" in refused.stderr
+    assert get_args(Verdict) == VERDICTS
 
 
 def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run
 from wqk_lab.cli.speedup import lines_of
 from wqk_lab.runs.descent import descent, smoothed
-from wqk_lab.runs.outcomes import verdict
+from wqk_lab.runs.outcomes import is_uninformative, verdict
 from wqk_lab.runs.seeds import interval, paired
 from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
 
@@ -293,9 +293,9 @@ def test_the_table_of_the_command_is_that_of_the_comparison(tmp_path: Path) -> N
     folders = [str(run.folder) for run in runs]
     options = ("--smoothing", "0.1", "--below", "3")
     shown = run("lab", "speedup", *folders, *options, width=160)
-    rows: dict[str, list[str]] = {}  # the first that begins with a word
+    rows: dict[str, list[str]] = {}  # the words of each table's line, by the first word
     for line in filter(str.strip, shown.stdout.splitlines()):
-        rows.setdefault(line.split()[0], line.split())
+        rows.setdefault(line.split()[0], []).extend(line.split())
     comparisons = speedups(runs, smoothing=0.1, level=3.0)
     assert [comparison.start for comparison in comparisons] == ["symmetric", "paired"]
     for comparison in comparisons:
@@ -306,9 +306,13 @@ def test_the_table_of_the_command_is_that_of_the_comparison(tmp_path: Path) -> N
         else:
             cells += [f"{difference.p:.2g}", f"{difference.detectable:.3f}"]
         assert comparison.steps_later is not None
-        cells += interval(saved, "+.0%").split()
-        cells += interval(comparison.steps_later, "+.0f").split()
-        assert rows[comparison.start] == cells
+        cells += [comparison.start, *interval(saved, "+.0%").split()]
+        if saved.p is None:
+            cells += ["–", "–"]
+        else:
+            cells += [f"{saved.p:.2g}", f"{saved.detectable:.0%}"]
+        cells += [comparison.start, *interval(comparison.steps_later, "+.0f").split()]
+        assert rows[comparison.start][: len(cells)] == cells
         assert f"\n {comparison.start} " in shown.stdout  # names begin in the first column
     text = " ".join(shown.stdout.split())
     assert (
@@ -341,12 +345,22 @@ def test_small_differences_have_digits_and_a_label_is_whole() -> None:
     changes = ((0.000078, 0.05), (-0.000035, -0.08))
     runs = tuple(SpeedUp(seed, 3.0, 3.0 + d, saved) for seed, (d, saved) in enumerate(changes))
     comparison = StartSpeedUp("symmetric, heads × 1", "random", 200, 200, runs)
-    table, note, sentence, *_ = lines_of([comparison], "held-out", 0.05)
-    shown = plain(table, width=80)
-    assert " symmetric, heads × 1  +0.00002 [−0.00070, +0.00074] " in shown
-    assert "detectable" not in shown  # nor the number of seeds, which the note has
+    losses, _, note, sentence, *_ = lines_of([comparison], "held-out", 0.05)
+    shown = plain(losses, width=80)
+    assert " symmetric, heads × 1      2  +0.00002 [−0.00070, +0.00074]  " in shown
+    assert all(heading in shown for heading in ("seeds", "loss difference", "detectable"))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "0.00080" in shown
     assert "seed by seed (2 seeds)" in str(note)
     assert "0.00080 nats would have been" in sentence
-    wide = plain(table, width=120)
-    assert "detectable" in wide
-    assert "0.00080" in wide
+
+
+def test_a_speed_up_that_tells_nothing_is_printed_with_its_interval() -> None:
+    runs = tuple(SpeedUp(seed, 2.0, 2.1, saved) for seed, saved in enumerate((-0.1, -0.3)))
+    comparison = StartSpeedUp("symmetric, heads × 1", "random", 500, 500, runs)
+    saved = comparison.over_seeds("saved")
+    assert is_uninformative(saved)
+    shown = plain(list(lines_of([comparison], "held-out", 0.05))[1], width=80)
+    assert f" {interval(saved, '+.0%')}  {saved.p:.2g}" in shown
+    assert saved.detectable is not None
+    assert f"{saved.detectable:.0%}" in shown

@@ -297,13 +297,14 @@ def test_numbers_of_a_sample_are_rows_with_their_unit_and_layer() -> None:
 
 
 def test_counts_of_layers_and_predictions_in_words() -> None:
-    assert str(Layers(2, 0, 4, 0.1)) == "2 of 4 layers hold (0.1 by chance)"
-    assert str(Layers(2, 1, 4, 0.1)) == "2 of 4 layers hold (0.1 by chance), 1 fail"
+    chance = " (by chance alone, 0.1 would hold on average)"
+    assert str(Layers(2, 0, 4, 0.1)) == f"2 of 4 layers hold{chance}"
+    assert str(Layers(2, 1, 4, 0.1)) == f"2 of 4 layers hold, 1 fails{chance}"
     shown = [
         statement(direction, null).prediction
         for direction, null in (("above", 0), ("below", 1.5), ("near", 1), ("identity", 0))
     ]
-    assert shown == ["> 0", "< 1.5", "≈ 1", "= 0"]
+    assert shown == ["> 0", "< 1.5", "≈ 1", "equal to 0"]
 
 
 def test_an_identity_shows_its_worst_number() -> None:

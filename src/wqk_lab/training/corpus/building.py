@@ -145,9 +145,11 @@ def build_corpus(
         encoder = Encoder(tokenizer, options.unit)
         unknown = _tokenize(work, encoder, jobs or usable_cores(), tell)
         about = {"sources": read, "options": options.about(), "wqk": __version__}
-        if unknown and encoder.unknown_characters:
-            distinct = len(encoder.unknown_characters)
-            about["unknown"] = {"tokens": unknown, "distinct_characters": distinct}
+        if "unknown" in encoder.special:
+            counts = {"tokens": unknown}
+            if options.unit == "characters":
+                counts["distinct_characters"] = len(encoder.unknown_characters)
+            about["unknown"] = counts
         tell(CorpusProgress("writing"))
         return write_store(
             target,

@@ -45,12 +45,17 @@ def test_unknown_characters_are_counted(tmp_path: Path) -> None:
     assert "they occur in the held-out text alone" in done.stdout
     done = run(*line[:-1], 0, "-o", tmp_path / "all")
     assert "outside the alphabet" not in done.stdout
-    assert "unknown" not in TokenStore.open(tmp_path / "all").about
+    assert "  unknown: 0 tokens (0 %)\n" in done.stdout
+    assert ", vocabulary of 9 (5 characters and 4 special)\n" in done.stdout
+    about = TokenStore.open(tmp_path / "all").about
+    assert about["unknown"] == {"tokens": 0, "distinct_characters": 0}
 
 
 def test_json_is_the_whole_header(text_file: Path, tmp_path: Path) -> None:
     result = run(text_file, "-o", tmp_path / "store", "--vocabulary", 300, "--json")
     header = json.loads(result.stdout)
+    without_special = header["vocabulary_size"] - len(header["special"])
+    assert header["vocabulary_without_special"] == without_special
     store = TokenStore.open(tmp_path / "store")
     assert header["fingerprint"] == store.fingerprint
     assert header["splits"]["train"]["documents"] == store.splits["train"].documents
