@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from wqk_lab.theory.verdict import (
     not_tested,
 )
 
-SMALL = ["--batches", "2", "--batch", "2", "--block", "16"]
+SMALL = {"--batches": "2", "--batch": "2", "--block": "16"}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(place: Path, ref: str, *options: str, exits: int = 0, width: int = 80) -> Result:
     corpus = ("--corpus", place / "tokens.npy")
-    arguments = ("lab", "theory", place / ref, *corpus, *SMALL, *options)
+    small = {name: value for name, value in SMALL.items() if name not in options}
+    arguments = ("lab", "theory", place / ref, *corpus, *chain(*small.items()), *options)
     return run_command(*arguments, exits=exits, width=width)
 
 
