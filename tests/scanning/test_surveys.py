@@ -639,7 +639,7 @@ def test_two_surveys_at_once(models: list[str], tmp_path: Path):
 
     def meanwhile(_: SurveyProgress) -> None:
         if not refused:
-            refused.append(refuse("survey", models[0], "--out", out))
+            refused.append(refuse("survey", models[0], "--heads", "--out", out))
 
     survey(models[:1], out=out, on_progress=meanwhile)
     (error,) = refused
