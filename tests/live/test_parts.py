@@ -23,7 +23,7 @@ import wqk
 from wqk.errors import CheckpointError, CorpusError, FormError, UnknownFamily
 from wqk.live.held_out import choose
 from wqk.live.mixing import NONE, SKEW, SYMMETRIC, Mixer, ScorePart, ScorePlace, mixed
-from wqk.live.parts import share_kept
+from wqk.live.parts import SHARES, share_kept
 from wqk.live.reflections import InputRoots, involution
 from wqk.reporting.pictures import parts_figure
 
@@ -393,7 +393,9 @@ def test_the_control_is_as_large_as_the_scores(trained: Any) -> None:
     assert measured.control_size["size"].is_between(0.7, 1.4).all()
     assert measured.shares.filter(part="random")["share"].null_count() == 0
     assert [row["layer"] for row in measured.to_dict()["control_size"]] == [0, 1]
-    assert "of the random mirror M by layer (decoder): 1.0" in repr(measured)
+    shown = " ".join(repr(measured).split())
+    assert "next to the scores (ratio of the sums of squares; 1: equally large), by layer" in shown
+    assert "control_size" not in shown
     assert "with random, not with 100 %" in repr(measured)
 
 
@@ -426,6 +428,39 @@ def test_a_picture_of_parts_has_each_share_and_each_loss() -> None:
     points = [container.lines[0].get_xdata()[0] for container in of_shares.containers]
     assert points == [0.2, 0.4, 0.8]
     assert [by_layer.lines[n].get_ydata().tolist() for n in (0, 1)] == [[0.3, 0.6], [0.1, 0.2]]
+
+
+def test_the_legend_has_all_points_and_a_blank_layer_a_note() -> None:
+    row = {"stack": "encoder", "layer": None, "head": None, "loss": 2.0, "low": 0.1, "high": 0.3}
+    names = ("symmetric", "skew", "random", "random, size of symmetric", "next head")
+    rows = [{**row, "part": part, "share": 0.2} for part in names]
+    blank = {"share": None, "low": None, "high": None}
+    rows += [{**row, "part": part, "share": 0.2, "layer": 0} for part in names[:3]]
+    rows += [{**row, "part": part, "layer": 1, **blank} for part in names[:3]]
+    figure = parts_figure(pl.DataFrame(rows, schema=SHARES), pl.DataFrame(), "masked")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[-2:] == [
+        "half, and half of the next head's, transposed",
+        "random, size of a part",
+    ]
+    notes = [(text.get_position()[0], text.get_text()) for text in figure.axes[1].texts]
+    assert notes == [(1, "no share: scores explain nothing")]
+
+
+def test_a_part_is_concluded_from_the_control_of_its_size(trained: Any) -> None:
+    """The difference of shares is that of the two shares, with its own interval."""
+    measured = wqk.parts(trained, tokens=rising(32, 999))
+    shares = dict(measured.shares.filter(pl.col("layer").is_null()).select("part", "share").rows())
+    assert measured.contrasts["part"].to_list() == ["symmetric", "skew"]
+    for row in measured.contrasts.iter_rows(named=True):
+        assert row["difference"] == pytest.approx(shares[row["part"]] - shares[row["control"]])
+        assert row["low"] < row["difference"] < row["high"]
+    assert [sentence[:14] for sentence in measured.conclusions] == [
+        "The symmetric ",
+        "The skew part ",
+    ]
+    shown = " ".join(repr(measured).split())
+    assert all(sentence in shown for sentence in measured.conclusions)
 
 
 def test_a_layer_takes_the_share_whose_control_is_nearest_to_its_scores(

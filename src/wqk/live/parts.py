@@ -8,7 +8,7 @@ The size of the control is measured, and is part of the result.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -78,6 +78,18 @@ CONTROL_SIZES: dict[str, Any] = {
     "least_moment": pl.Float64,
 }
 
+CONTRASTS: dict[str, Any] = {
+    "stack": pl.String,
+    "part": pl.String,
+    "control": pl.String,
+    "difference": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+}
+
+# Parts of the scores with a random control of their own size.
+SIZED = ("symmetric", "skew")
+
 # A part of the scores as a function of a factor; a factor of 1 gives whole scores.
 Along = Callable[[float], ScorePart]
 
@@ -138,6 +150,10 @@ class Parts(Result):
     settings
         Blocks, tokens in a block, seed and the like; ``frequency_loss`` is the loss of a model that
         only knows the frequencies of the predicted tokens, None for ``states``.
+    contrasts
+        A row for each stack and each of symmetric and skew: the ``difference`` of the part's share
+        from the share of the ``control``, a random half scaled to the size of the part, with a 95 %
+        interval over blocks. Empty without shares.
     """
 
     checkpoint: str
@@ -147,6 +163,16 @@ class Parts(Result):
     curves: pl.DataFrame = field(repr=False)
     control_size: pl.DataFrame = field(repr=False)
     settings: dict[str, Any]
+    contrasts: pl.DataFrame = field(repr=False, default_factory=lambda: pl.DataFrame([], CONTRASTS))
+
+    @property
+    def conclusions(self) -> list[str]:
+        """The comparison of each part with a random half of its own size, one sentence each."""
+        several = self.contrasts["stack"].n_unique() > 1
+        return [
+            conclusion(row, f" of the {row['stack']}" if several else "")
+            for row in self.contrasts.iter_rows(named=True)
+        ]
 
     @property
     def sentence(self) -> str:
@@ -201,6 +227,8 @@ class Parts(Result):
             table.add(*cells)
         yield table
         yield Text("\n".join(self._footnotes()), style="dim")
+        if conclusions := self.conclusions:
+            yield Text("\n".join(conclusions))
 
     def _footnotes(self) -> Iterator[str]:
         """Yield lines that explain the tables."""
@@ -234,7 +262,10 @@ class Parts(Result):
             )
         for (stack,), rows in self.control_size.group_by("stack", maintain_order=True):
             sizes = ", ".join(number(size, 2) for size in rows["size"])
-            yield f"control_size, ‖M‖² / ‖S‖² of the random mirror M by layer ({stack}): {sizes}"
+            yield (
+                "size of the random scores next to the scores (ratio of the sums of squares; 1: "
+                f"equally large), by layer ({stack}): {sizes}"
+            )
             refused = rows.filter(~_sizes_allowed())["layer"].to_list()
             if refused:
                 yield (
@@ -431,6 +462,7 @@ def parts(
         curves=pl.DataFrame(curve_rows),
         control_size=measurement.control_size,
         settings=settings,
+        contrasts=pl.DataFrame(measurement.contrasts, schema=CONTRASTS),
     )
 
 
@@ -460,8 +492,8 @@ def _jobs(
     truncated = [ScorePart(f"rank {k}", 0, 1, "rank", k) for k in ranks]
     halves = [HALF, SYMMETRIC, SKEW, *random_halves(draws)]
     sized = [
-        ScorePart("random, size of symmetric", mirror="involution", size_of="symmetric"),
-        ScorePart("random, size of skew", mirror="involution", size_of="skew"),
+        ScorePart(sized_control("symmetric"), mirror="involution", size_of="symmetric"),
+        ScorePart(sized_control("skew"), mirror="involution", size_of="skew"),
     ]
     everywhere = [*halves, *sized, mixed("next head", 1, 0, "next head"), *truncated]
     # A single layer or head is measured with one involution.
@@ -504,6 +536,40 @@ def _interval(row: dict[str, Any], prefix: str) -> str:
     """Return the interval of a row as text; a dash without an interval."""
     low, high = row[f"{prefix}low"], row[f"{prefix}high"]
     return "–" if low is None else f"[{number(low, 3)}, {number(high, 3)}]"
+
+
+def sized_control(part: str) -> str:
+    """Return the name of the random half that is scaled to the size of a part."""
+    return f"random, size of {part}"
+
+
+def conclusion(contrast: Mapping[str, Any], where: str = "") -> str:
+    """Return the comparison of a part with a random half of its own size, as a sentence.
+
+    The control of equal size decides, because a smaller part keeps less whatever it contains.
+
+    Examples
+    --------
+    >>> contrast = {"part": "symmetric", "difference": -0.285, "low": -0.33, "high": -0.24}
+    >>> conclusion(contrast)[:78]
+    'The symmetric part keeps less than a random half of its size: by 28 % of the l'
+    >>> conclusion(contrast | {"low": -0.6, "high": 0.03})[:77]
+    'The symmetric part is not distinguished from a random half of its size: the d'
+    """
+    difference, low, high = (contrast[name] for name in ("difference", "low", "high"))
+    kinds = "95 % interval over blocks of text, for one random involution"
+    percent = f"[{100 * low:+.0f} %, {100 * high:+.0f} %]".replace("-", "−")
+    if low <= 0 <= high or math.isnan(low):
+        mean = f"{100 * difference:+.0f} %".replace("-", "−")
+        return (
+            f"The {contrast['part']} part{where} is not distinguished from a random half of its "
+            f"size: the difference is {mean} of the loss that scores explain {percent} ({kinds})."
+        )
+    amount = "more" if difference > 0 else "less"
+    return (
+        f"The {contrast['part']} part{where} keeps {amount} than a random half of its size: by "
+        f"{abs(100 * difference):.0f} % of the loss that scores explain {percent} ({kinds})."
+    )
 
 
 def random_halves(draws: int) -> list[ScorePart]:
@@ -574,6 +640,7 @@ class _PartLosses:
         self.on_progress: Callable[[int, int], None] | None = None
         self.done = self.total = 0  # passes over the text
         self.control_size = pl.DataFrame(schema=CONTROL_SIZES)
+        self.contrasts: list[dict[str, Any]] = []
         self.mixer.part = WHOLE
         self.held_out.remember_states()
         self.whole = held_out.losses()
@@ -646,6 +713,7 @@ class _PartLosses:
             if self.is_refused(place, part):
                 losses = np.full_like(losses, np.nan)
             draws_by_name.setdefault(part.name, []).append(losses)
+        self._contrast(place, none, draws_by_name)
         rows = []
         for name, draws in draws_by_name.items():
             losses = np.mean(draws, axis=0)
@@ -658,6 +726,27 @@ class _PartLosses:
                 row | {"loss": float(losses.mean()), "share": share, "low": low, "high": high}
             )
         return rows
+
+    def _contrast(
+        self, place: ScorePlace, none: np.ndarray, draws_by_name: dict[str, list[np.ndarray]]
+    ) -> None:
+        """Compare the parts in a place with random halves of their size, where both are measured.
+
+        The difference of two shares is the share of a loss that is lower than ``none`` by the
+        difference of the two losses.
+        """
+        for part in SIZED:
+            control = sized_control(part)
+            if control not in draws_by_name:
+                continue
+            lead = np.mean(draws_by_name[control], axis=0) - np.mean(draws_by_name[part], axis=0)
+            if np.isnan(lead).any():
+                continue
+            difference, low, high = share_kept(none - lead, none, self.whole)
+            if difference is None:
+                continue
+            row = {"stack": place.stack, "part": part, "control": control}
+            self.contrasts.append(row | {"difference": difference, "low": low, "high": high})
 
     def slopes(
         self, place: ScorePlace, directions: Sequence[PartDirection]

@@ -246,6 +246,11 @@ LEGEND = {
     "random": "random",
     "half": "all, or half of all",
 }
+# Names of the parts without a line in the legend, for the points of shares.
+POINTS = {
+    "next head": "half, and half of the next head's, transposed",
+    "random, size of symmetric": "random, size of a part",
+}
 
 
 def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> Figure:
@@ -277,8 +282,16 @@ def parts_figure(shares: pl.DataFrame, curves: pl.DataFrame, predicts: str) -> F
                 _layers(next(axes), shares_of_layers.drop_nulls("layer"), loss)
             row[0].set_title(stack)
         if panels_in_row > 1:  # one legend for all panels, with equal names
-            lines = [_line(part) for part in LEGEND]
-            figure.legend(lines, LEGEND.values(), loc="outside upper right", ncols=len(LEGEND))
+            lines = {name: _line(part) for part, name in LEGEND.items()}
+            parts_drawn = set(shares["part"])
+            for part, name in POINTS.items():
+                if part in parts_drawn:
+                    lines[name] = _point(part)
+            ranks = shares["part"].str.starts_with("rank ")
+            if ranks.any():
+                lines["rank k"] = _point("rank")
+            columns = len(LEGEND) if len(lines) == len(LEGEND) else 3
+            figure.legend(lines.values(), lines.keys(), loc="outside upper right", ncols=columns)
         return figure
 
 
@@ -287,6 +300,13 @@ def _line(part: str) -> Line2D:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **part_look(part))
+
+
+def _point(part: str) -> Line2D:
+    """Return a sample of the point of a part, for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], linestyle="", marker="o", color=PART_COLORS.get(part, OLIVE))
 
 
 def part_look(part: str) -> dict[str, Any]:
@@ -339,8 +359,28 @@ def _layers(axes: Axes, rows: pl.DataFrame, loss: str) -> None:
     if has_shares:
         axes.axhline(1, color=GRAY, linewidth=0.5)
         axes.axhline(0, color=GRAY, linewidth=0.5)
+        for (layer,), rows_of_layer in rows.group_by("layer", maintain_order=True):
+            if rows_of_layer["share"].is_null().all():
+                _note_blank_layer(axes, layer)
     axes.set(xlabel="changed layer", ylabel="share of the loss kept" if has_shares else loss)
-    axes.set_xticks(sorted(rows["layer"].unique()))
+    layers = sorted(rows["layer"].unique())
+    axes.set_xticks(layers)
+    axes.set_xlim(layers[0] - 0.4, layers[-1] + 0.4)  # room for the note on a blank layer
+
+
+def _note_blank_layer(axes: Axes, layer: Any) -> None:
+    """Write into the place of a layer without shares that its scores explain nothing."""
+    axes.text(
+        layer,
+        0.5,
+        "no share: scores explain nothing",
+        rotation=90,
+        ha="center",
+        va="center",
+        fontsize=6,
+        color=GRAY,
+        transform=axes.get_xaxis_transform(),
+    )
 
 
 # Up to this many heads, the numbers are printed into the matrix.
