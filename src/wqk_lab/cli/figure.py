@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import FILE, PATH, Number
+from wqk.cli.options import FILE, SOURCE, Number
 from wqk.errors import UnknownName
 from wqk_lab.training.declared import documented
 
@@ -39,6 +39,9 @@ FIGURES = (
     "distances",
 )
 TABLES = ("table1", "tableS2", "tableS3")
+
+# Figures and tables of models, which also take checkpoints as sources.
+WITH_MODELS = ("fig2", "s1", "s2", "tableS2", "tableS3")
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
@@ -108,8 +111,8 @@ class ModelSize(click.ParamType):  # type: ignore[type-arg]
 @documented
 @click.command()
 @click.argument("name", type=FigureName([*FIGURES, *TABLES]), metavar="NAME")
-@click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
-@click.option("--from", "sources", type=PATH, multiple=True, metavar="SOURCE")
+@click.argument("more", nargs=-1, type=SOURCE, metavar="[SOURCE]...")
+@click.option("--from", "sources", type=SOURCE, multiple=True, metavar="SOURCE")
 @click.option("-o", "--out", type=FILE, multiple=True)
 @click.option("--parameters", type=ModelSize(), multiple=True, metavar="NAME=N")
 @click.option("--published", is_flag=True)
@@ -129,7 +132,8 @@ def figure(
     """Draw a figure of the paper, or an additional one, from published results and your own.
 
     SOURCE is the folder of a training run, of several runs, or of a survey, a score table, or
-    details of a scan (.npz).
+    details of a scan (.npz). For fig2, s1, s2, tableS2 and tableS3 it may also be a checkpoint (a
+    folder, a file, demo:NAME or a Hub id), whose layers are then scanned.
 
     \b
     From published scores, with your surveys and tables added:
@@ -158,7 +162,7 @@ def figure(
     \b
     Examples:
       wqk lab figure fig2 --from survey --out fig2.pdf --out fig2.csv
-      wqk lab figure fig2 --from bert.parquet --parameters bert-base-uncased=109M
+      wqk lab figure fig2 --from ./bert-base-uncased --parameters bert-base-uncased=109M
       wqk lab figure fig3 runs/wikipedia-*/
       wqk lab figure tableS2 --from survey --only-own --out tableS2.tex
 
@@ -183,7 +187,8 @@ def figure(
     """
     from wqk_lab.figures import read_sources
 
-    contents = replace(read_sources(*sources, *more), parameters=dict(parameters), **options)
+    contents = read_sources(*sources, *more, models=name in WITH_MODELS)
+    contents = replace(contents, parameters=dict(parameters), **options)
     if name in TABLES:
         if parameters:
             raise click.UsageError(f"--parameters is for fig2, s1 and s2; got {name}: leave it out")

@@ -8,13 +8,18 @@ from os import PathLike
 from pathlib import Path
 
 from wqk.errors import TableError
+from wqk.scanning.scan import scan
 from wqk.scanning.surveys.surveying import survey_table
 from wqk.scanning.surveys.watch import WATCHED
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SCORES, SETTINGS, Run, open_run
 from wqk.tables.score_table import ScoreTable, join, read_table
+from wqk.tables.writers import READERS, WRITERS
 from wqk_lab.figures.followed import followed_runs, scan_steps
 from wqk_lab.runs.pairs import DESIGN, PairSurvey, read_pairs
+
+# The file of a survey's folder.
+MANIFEST = "manifest.jsonl"
 
 
 @dataclass(frozen=True)
@@ -63,13 +68,16 @@ class Sources:
         return join(tables) if tables else None
 
 
-def read_sources(*paths: str | PathLike[str]) -> Sources:
+def read_sources(*paths: str | PathLike[str], models: bool = False) -> Sources:
     """Open the sources at some paths.
 
     A path is the folder of a training run, of a monitor or of a callback, a folder of such folders,
     a folder of ``checkpoint-*`` (with the table of `wqk.watch`, or else scanned now), the folder of
     a survey, a score table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a
     scan (``.npz``).
+
+    With ``models``, a path may also be a checkpoint: a folder, a file of weights, ``demo:NAME`` or
+    a Hub id. The layers of the checkpoint are scored.
 
     Raises
     ------
@@ -99,6 +107,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
             tables.append(_survey(path / WATCHED))
         elif path.is_dir() and (scanned := scan_steps(path)):
             tables.append(scanned)
+        elif models and _is_checkpoint(path):
+            tables.append(scan(str(path), heads=False))
         elif path.is_dir():
             tables.append(_survey(path))
             pairs = read_pairs(path) if (path / DESIGN).is_file() else pairs
@@ -112,6 +122,18 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
 
 
+# Files of a folder that make it a checkpoint, whether or not it can be read.
+CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.gguf", "pytorch_model*.bin")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether a source is a checkpoint: a folder, a file of weights, or a name."""
+    if path.is_dir():
+        is_survey = (path / MANIFEST).is_file()
+        return not is_survey and any(any(path.glob(name)) for name in CHECKPOINT_FILES)
+    return path.suffix not in (*READERS, *WRITERS, ".npz")
+
+
 def _folders_with(file_name: str, path: Path) -> list[Path]:
     """Return a folder with a file of this name, or else its subfolders with such a file."""
     if (path / file_name).is_file():
@@ -121,7 +143,7 @@ def _folders_with(file_name: str, path: Path) -> list[Path]:
 
 def _is_watched(folder: Path) -> bool:
     """Return whether `wqk.watch` has written its table into a run's folder."""
-    return (folder / WATCHED / "manifest.jsonl").is_file()
+    return (folder / WATCHED / MANIFEST).is_file()
 
 
 def _survey(folder: Path) -> ScoreTable:

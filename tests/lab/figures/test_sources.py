@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests import small
+from tests.command import run
 from tests.lab.figures.making import make_run, row, table
 
 import wqk
@@ -41,6 +42,28 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
     assert len(sources.blocks) == 8
     assert sources.scores is not None
     assert len(sources.scores) == 3 + 2 * 9
+
+
+def test_a_checkpoint_is_scanned_for_figures_of_models(tmp_path: Path) -> None:
+    fresh = small.llama(layers=2)
+    small.save_model(tmp_path / "tiny", fresh)
+    scanned = read_sources(tmp_path / "tiny", models=True).table
+    assert scanned is not None
+    expected = wqk.scan(tmp_path / "tiny", heads=False).frame
+    assert scanned.frame["symmetry"].equals(expected["symmetry"])
+    file = read_sources(tmp_path / "tiny" / "model.safetensors", models=True).table
+    assert file is not None
+    with pytest.raises(TableError, match="contains no training run and no survey"):
+        read_sources(tmp_path / "tiny")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TableError, match="contains no training run and no survey"):
+        read_sources(tmp_path / "empty", models=True)
+    with pytest.raises(TableError, match="no such file or folder"):
+        read_sources(tmp_path / "absent.parquet", models=True)
+    out = tmp_path / "fig2.csv"
+    sized = ("--parameters", "encoder=1M")
+    run("lab", "figure", "fig2", "--from", "demo:encoder", *sized, "--out", out)
+    assert "own," in out.read_text(encoding="utf-8")
 
 
 def test_the_folder_of_a_monitor_is_a_run_of_which_only_scores_are_known(tmp_path: Path) -> None:
