@@ -52,7 +52,7 @@ def test_weights_of_parents_are_found(weights: list[float]) -> None:
     models, config = parents(len(weights))
     comparison = compared(models, config, weighted(models, weights))
     assert comparison.same
-    terms = " + ".join(f"{w:.4g} · {name}" for w, name in zip(weights, "abcd", strict=False))
+    terms = " + ".join(f"{w:#.3g} · {name}" for w, name in zip(weights, "abcd", strict=False))
     assert f"compared with the weighted sum {terms}" in comparison.notes
 
 
@@ -72,7 +72,7 @@ def test_weights_may_follow_a_gradient_over_layers() -> None:
         merged[name] = weighted(models, [share, 1 - share])[name]
     comparison = compared(models, config, merged)
     assert comparison.same
-    assert any("(0.2 to " in note for note in comparison.notes)
+    assert any("(0.200 to " in note for note in comparison.notes)
 
 
 def test_one_tensor_that_was_not_merged_differs() -> None:
@@ -82,7 +82,7 @@ def test_one_tensor_that_was_not_merged_differs() -> None:
     assert comparison.same is False
     assert [block.layer for block in comparison.blocks if not block.same] == [1]
     (cause,) = comparison.causes
-    assert cause.reason == "1 · a + 0 · b instead of 0.6 · a + 0.4 · b"
+    assert cause.reason == "a alone instead of 0.600 · a + 0.400 · b"
     assert [*cause.tensors] == [QUERY]
     assert f'"{QUERY}"' in cause.repair
 
@@ -109,7 +109,7 @@ def test_a_layer_of_one_parent_has_one_cause(everything: bool, tmp_path: Path) -
     )
     assert comparison.same is False
     (cause,) = comparison.causes
-    assert cause.reason == "1 · a + 0 · b instead of 0.6 · a + 0.4 · b"
+    assert cause.reason == "a alone instead of 0.600 · a + 0.400 · b"
     assert "layer 1" in cause.where
     assert comparison.unexplained == ()
     assert comparison.repaired is not None
@@ -173,7 +173,9 @@ def test_parents_may_be_open_models() -> None:
     merged = StateDict(weighted(models, [0.6, 0.4]), config, "merged")
     comparison = wqk.same(opened[0], merged, everything=True, merged_with=opened[1:])
     assert comparison.same
-    assert "compared with the weighted sum 0.6 · a + 0.4 · b" in comparison.notes
+    assert "compared with the weighted sum 0.600 · a + 0.400 · b" in comparison.notes
+    weights = comparison.to_dict()["weights"]
+    assert weights == pytest.approx({"a": 0.6, "b": 0.4}, abs=1e-3)
 
 
 def test_a_parent_with_nan_is_refused_by_the_tensor() -> None:

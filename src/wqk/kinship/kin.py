@@ -69,6 +69,11 @@ NUMBERINGS = {
     "weights": "the same, weights as they stand",
 }
 
+# Footnote of the table of tests.
+DEVIATIONS = (
+    "deviations: distance of the agreement as it stands from the mean over renumberings, in "
+    "standard deviations"
+)
 DIRECTION = (
     "Related means that one comes from the other, or both come from a third model or from one "
     "initialization. The forms do not tell which, nor which was first."
@@ -124,11 +129,14 @@ class Likeness:
     correlation
         Correlation of the values, after subtracting the mean row of embeddings, or the mean of each
         norm's gains; None if all values of a model are equal.
+    rows
+        The compared rows of embeddings, in words; empty if all tensors were compared.
     """
 
     what: str
     equal: float
     correlation: float | None
+    rows: str = ""
 
     @property
     def alike(self) -> bool:
@@ -137,14 +145,16 @@ class Likeness:
 
     def __str__(self) -> str:
         if self.equal > 0.5:
-            return f"{self.what} are equal ({self.equal:.0%} of the values compared)"
+            of_rows = f", {self.rows}" if self.rows else ""
+            return f"{self.what} are equal ({self.equal:.0%} of the values compared{of_rows})"
         if not self.alike:
             relation = "are not alike"
         elif (self.correlation or 0.0) > 0.9:
             relation = "are nearly equal"
         else:
             relation = "correlate"
-        return f"{self.what} {relation} (correlation {number(self.correlation, 2)})"
+        of_rows = f" over {self.rows}" if self.rows else ""
+        return f"{self.what} {relation} (correlation {number(self.correlation, 2)}{of_rows})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,6 +192,8 @@ class Kinship(
     closeness
         Distance of the candidate's heads to the reference's heads, by singular values, divided by
         the distance between the candidate's heads; without a p.
+    folded_norms
+        Whether the gains of norms are folded into the forms.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("conclusion", "related", "change", "reading")
@@ -197,6 +209,7 @@ class Kinship(
     kind: str | None
     bounds: bool
     closeness: float | None
+    folded_norms: bool = False
 
     @property
     def related(self) -> bool:
@@ -245,6 +258,7 @@ class Kinship(
             numbers = ("–", "–") if test.p is None else (probability(test.p), f"{test.z:.1f}")
             table.add(NUMBERINGS[test.name], *numbers, Cell(test.left_out, style="dim"))
         yield table
+        yield Text(DEVIATIONS, style="dim")
         yield _deciding(self)
         if self.related:
             yield _summary(self)
@@ -330,6 +344,11 @@ def _reading_of_related(kinship: Kinship) -> Iterator[str]:
         )
     elif kinship.matches and kinship.change is not None:
         yield f"Changes are measured on {SAMPLED} coordinates of the residual stream at most."
+    if kinship.change is not None and kinship.folded_norms:
+        yield (
+            "Changes are those of forms with the gains of norms folded in. wqk diff leaves norms "
+            "out, unless a model is quantized, and its numbers differ therefore."
+        )
     if kinship.change is not None and kinship.change > START and not kinship.bounds:
         yield (
             "The forms have changed by more than their own size: the two may share no more than "
@@ -486,6 +505,8 @@ READ_AT_ONCE = 2
 
 # Rows of the tables of embeddings that are compared.
 ROWS = 256
+# Numbers of embeddings that are compared at most; of wide models, the rows above.
+NUMBERS = 1 << 20
 
 
 class FingerprintedModel(NamedTuple):
@@ -495,6 +516,7 @@ class FingerprintedModel(NamedTuple):
     checkpoint: Checkpoint
     plans: tuple[AttentionPlan, ...]
     fingerprints: tuple[Fingerprint, ...]
+    folded_norms: bool
 
 
 @called_as("wqk.kin(reference, candidate)")
@@ -572,6 +594,7 @@ def kin(
         kind=kind,
         bounds=bounds,
         closeness=spectral_closeness(first.fingerprints, second.fingerprints),
+        folded_norms=first.folded_norms,
     )
 
 
@@ -640,6 +663,7 @@ def _read(
                 checkpoint=model.checkpoint,
                 plans=tuple(kept_plans),
                 fingerprints=tuple(kept_fingerprints),
+                folded_norms=folds,
             )
         )
     return fingerprinted
@@ -747,7 +771,12 @@ def _likenesses(reference: FingerprintedModel, candidate: FingerprintedModel) ->
         rows = min(len(reference_values), len(candidate_values))
         likeness = _likeness(name, reference_values[:rows], candidate_values[:rows], axis)
         if likeness is not None:
-            yield likeness
+            compared = ""
+            if read is _embeddings:
+                compared = f"the first {rows:,} rows"
+                if rows == min(map(_vocabulary, (reference, candidate))):
+                    compared = f"all {rows:,} rows"
+            yield replace(likeness, rows=compared)
 
 
 def _likeness(
@@ -776,11 +805,18 @@ def _embeddings(model: FingerprintedModel) -> np.ndarray | None:
         table = embedding_table(model.checkpoint, model.fingerprints[0].width)
     except CheckpointError:
         return None
-    count = min(ROWS, model.checkpoint.info(table).shape[0])
+    most = max(ROWS, NUMBERS // model.fingerprints[0].width)
+    count = min(most, model.checkpoint.info(table).shape[0])
     if not count:
         return None
     (rows,) = model.checkpoint.read([Part(table, ((0, count),))])
     return rows
+
+
+def _vocabulary(model: FingerprintedModel) -> int:
+    """Return the number of rows of the table of token embeddings."""
+    table = embedding_table(model.checkpoint, model.fingerprints[0].width)
+    return model.checkpoint.info(table).shape[0]
 
 
 def _gains(model: FingerprintedModel) -> np.ndarray | None:

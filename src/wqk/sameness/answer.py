@@ -67,6 +67,9 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
         One sentence on the shares of the reference's adapter that the candidate contains.
     attention_alone
         True if the other tensors are not compared because ``everything`` is off.
+    weights
+        The fitted weight of each parent of a merge, by name; the smallest and the largest weight if
+        tensors differ.
     repaired
         The repaired copy of the candidate, if one was written.
     """
@@ -132,6 +135,7 @@ class CheckpointComparison(Comparison, Result, synonyms=SYNONYMS):
             "not_compared": self.not_compared,
             "adapter": self.adapter or None,
             "settings_not_compared": self.settings_not_compared,
+            "weights": dict(self.weights) or None,
             "blocks": [block.to_dict() for block in self.blocks],
             "repaired": self.repaired,
         }

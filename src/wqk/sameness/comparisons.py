@@ -6,7 +6,7 @@ the records in sentences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Never
@@ -278,6 +278,7 @@ class Comparison:
     tensor_causes: tuple[Cause, ...] = ()
     adapter: str = ""
     attention_alone: bool = False
+    weights: Mapping[str, float | tuple[float, float]] = field(default_factory=dict)
     repaired: WrittenRepair | None = None
 
     # -- verdict ---------------------------------------------------------------------------

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.checkpoint import View
 from wqk.checkpoints.files import PLAIN
 from wqk.model import Model
 from wqk.model import open as open_model
+from wqk.sameness.comparisons import Cause
 from wqk.sameness.matching import permutation, same_numbers
+from wqk.sameness.mismatches import Kind
 from wqk.sameness.tensor_comparisons import OTHER
 from wqk.sameness.tensor_roles import FEED_FORWARD, roles
 from wqk.sameness.tolerances import ALIKE
@@ -263,6 +266,24 @@ def _module_of_neurons(name: str) -> str:
         return re.sub(r"\.[^.]+(?:\.(?:weight|bias))?$", "", name)
     layer = re.match(r".*?\.\d+(?=\.)", name)
     return layer[0] if layer else ""
+
+
+def notes_on_neurons(causes: Sequence[Cause]) -> list[str]:
+    """Return a note on ``--up-to neurons``, if rows and columns of a network have other orders."""
+    modules_by_kind: dict[Kind, set[str]] = {Kind.ROWS: set(), Kind.COLUMNS: set()}
+    for cause in causes:
+        kind = Kind(cause.verdict)
+        if kind in modules_by_kind:
+            names = filter(FEED_FORWARD.search, cause.outside)
+            modules_by_kind[kind].update(map(_module_of_neurons, names))
+    modules = modules_by_kind[Kind.ROWS] & modules_by_kind[Kind.COLUMNS]
+    if not modules:
+        return []
+    networks = counted(len(modules), "feed-forward network")
+    return [
+        f"neurons in another order in {networks}: the model computes the same if all tensors of a "
+        "network have one order; --up-to neurons tests it, and accepts this freedom alone"
+    ]
 
 
 def _group_count(config: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ FOOTNOTE = (
     "relative distance, ‖reference − candidate‖ / ‖reference‖, of the head that differs most; "
     "N tokens from query to key"
 )
+# Lists of more than 16 numbers: the first three, and the last two.
+LONG_LIST = re.compile(r"\[(\d+,\s+\d+,\s+\d+)(?:,\s+\d+){12,},\s+(\d+,\s+\d+)\]")
+SHORTENED = "# […]: a long list, shortened here; --json and .repair have all of it"
 # Added to the footnote if no block is compared at the usual largest distance.
 FEWER_POSITIONS = "; the largest N is the last position that both models have"
 
@@ -56,13 +60,16 @@ def printed(comparison: Comparison) -> Iterator[Any]:
         yield Text(_footnote(comparison.blocks), style="dim")
     if comparison.repair:
         yield ""
-        yield _code(commented(comparison.repair))
+        yield _code(with_short_lists(commented(comparison.repair)))
 
 
 def _line_of_cause(cause: Cause) -> Text:
     """Return the reason of a cause, sides that are not in the reason, and the layers."""
     reason = cause.mismatch.reason
     place = f", {cause.where}"
+    if cause.verdict is Kind.LAYER and not cause.outside:
+        # The reason has the number of another layer.
+        return Text.assemble("• ", f"{cause.where}: ", (reason, "bold"))
     if cause.verdict is Kind.ADAPTER:
         # The sides of a merge are those of scores alone.
         names = {} if cause.outside else cause.mismatch.facts.get("tensors", {})
@@ -130,6 +137,21 @@ def _largest(distances: Iterable[float | None]) -> str:
         distance for distance in distances if distance is not None and not math.isnan(distance)
     ]
     return f"{max(known):.1e}" if known else "–"
+
+
+def with_short_lists(code: str) -> str:
+    """Return code with its long lists of numbers shortened, and a comment that says so.
+
+    Examples
+    --------
+    >>> print(with_short_lists(f"w = w[{[*range(20)]}]"))
+    # […]: a long list, shortened here; --json and .repair have all of it
+    w = w[[0, 1, 2, …, 18, 19]]
+    """
+    shortened = LONG_LIST.sub(r"[\1, …, \2]", code)
+    if shortened == code:
+        return code
+    return f"{SHORTENED}\n{shortened}"
 
 
 def _code(text: str) -> Text:

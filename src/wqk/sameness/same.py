@@ -21,6 +21,7 @@ from wqk.sameness.both_models import open_both
 from wqk.sameness.circuits import PlanPair, form_parts
 from wqk.sameness.comparison_notes import formats_of_one_model, notes_on, settings_that_differ
 from wqk.sameness.comparisons import BlockComparison, Cause
+from wqk.sameness.experts_and_neurons import notes_on_neurons
 from wqk.sameness.folded_mixers import fold_causes
 from wqk.sameness.freedoms import in_candidates_terms
 from wqk.sameness.layer_repairs import with_layer_repairs
@@ -163,6 +164,8 @@ def same(
     )
     if layers is None:
         explained = _with_layer_repairs(models, alignment, explained)
+    if everything and FREEDOMS_OF_EVERYTHING.isdisjoint(up_to):
+        notes += notes_on_neurons(explained.causes)
     settings = settings_that_differ(models, everything)
     is_guess = is_guessed(alignment.pairs)
     notes += [*notes_on_views, *notes_on(models, alignment, comparer.notes)]
@@ -183,6 +186,7 @@ def same(
         tensor_causes=explained.causes,
         adapter=merge_sentence(shares),
         attention_alone=not everything and layers is None,
+        weights=fitted_sum.weights if fitted_sum is not None else {},
     )
     if repair is None or comparison.verdict is Verdict.SAME:
         return comparison

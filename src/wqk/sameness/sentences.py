@@ -82,13 +82,13 @@ def _largest_distance(comparison: Comparison) -> str:
     """Return a sentence on the largest distance of a head, and the distance that is allowed."""
     largest = max(block.farthest for block in comparison.blocks)
     allowed = max(block.tolerance for block in comparison.blocks)
-    explanation = "the rounding of stored numbers explains"
+    explanation = "that the rounding of the stored numbers explains"
     if comparison.accepted:
         allowed = max(allowed, comparison.accepted)
-        explanation = "the tolerance that was given accepts"
+        explanation = "that --tolerance accepts"
     return (
-        f"Heads lie at most {largest:.1e} apart, relative to their norm; {explanation} "
-        f"{allowed:.1e}."
+        f"Heads lie at most {largest:.1e} apart, relative to their norm, within the {allowed:.1e} "
+        f"{explanation}."
     )
 
 

@@ -172,12 +172,15 @@ class FittedSum(NamedTuple):
         Tensors that are other sums.
     unexplained
         The names of tensors that are no sum.
+    weights
+        The weight of each parent, by name; the smallest and the largest if tensors differ.
     """
 
     model: Model
     notes: list[str]
     other_sums: tuple[OtherSum, ...] = ()
     unexplained: frozenset[str] = frozenset()
+    weights: Mapping[str, float | tuple[float, float]] = {}
 
 
 def with_parents(
@@ -238,7 +241,11 @@ def with_parents(
         for text, stored_of_sum in stored_by_sum.items()
     ]
     return FittedSum(
-        open_model(merged, family=reference.family_file), notes, tuple(other_sums), sums.unexplained
+        model=open_model(merged, family=reference.family_file),
+        notes=notes,
+        other_sums=tuple(other_sums),
+        unexplained=sums.unexplained,
+        weights=_weights_by_parent(names, weights_of_tensors),
     )
 
 
@@ -443,11 +450,34 @@ def _sum_in_words(names: Sequence[str], weights: np.ndarray) -> str:
     Examples
     --------
     >>> _sum_in_words(["a", "b"], np.array([[0.6, 0.2], [0.6, 0.4]]))
-    '0.6 · a + (0.2 to 0.4) · b'
+    '0.600 · a + (0.200 to 0.400) · b'
+    >>> _sum_in_words(["a", "b"], np.array([[0.0, 1.0]]))
+    'b alone'
     """
+    parts = np.flatnonzero(np.abs(weights).max(axis=0) >= LEAST_PART)
+    if len(parts) == 1 and np.abs(weights[:, parts] - 1).max() < LEAST_PART:
+        return f"{names[parts[0]]} alone"
     texts = []
     for name, values in zip(names, weights.T, strict=True):
         low, high = float(values.min()), float(values.max())
-        text = f"{low:.4g}" if high - low < LEAST_PART else f"({low:.4g} to {high:.4g})"
+        text = _weight_in_words(low)
+        if high - low >= LEAST_PART:
+            text = f"({text} to {_weight_in_words(high)})"
         texts.append(f"{text} · {name}")
     return " + ".join(texts)
+
+
+def _weight_in_words(weight: float) -> str:
+    """Return a weight with three significant digits; 0 for a parent without a part."""
+    return f"{weight:#.3g}" if abs(weight) >= LEAST_PART else "0"
+
+
+def _weights_by_parent(
+    names: Sequence[str], weights: np.ndarray
+) -> dict[str, float | tuple[float, float]]:
+    """Return the weight of each parent; the smallest and the largest if tensors differ."""
+    by_parent: dict[str, float | tuple[float, float]] = {}
+    for name, values in zip(names, weights.T, strict=True):
+        low, high = float(values.min()), float(values.max())
+        by_parent[name] = low if low == high else (low, high)
+    return by_parent
