@@ -87,6 +87,12 @@ CONTRASTS: dict[str, Any] = {
     "high": pl.Float64,
 }
 
+# The reservation of all conclusions.
+ONE_INVOLUTION = (
+    "The random halves of these sentences come from a single random involution, whose choice the "
+    "intervals do not contain: conclude from several --seed, not from this one alone."
+)
+
 # Parts of the scores with a random control of their own size.
 SIZED = ("symmetric", "skew")
 
@@ -153,7 +159,8 @@ class Parts(Result):
     contrasts
         A row for each stack and each of symmetric and skew: the ``difference`` of the part's share
         from the share of the ``control``, a random half scaled to the size of the part, with a 95 %
-        interval over blocks. Empty without shares.
+        interval over blocks. The control is that of one random involution, whose choice the
+        interval does not contain. Empty without shares.
     """
 
     checkpoint: str
@@ -228,7 +235,7 @@ class Parts(Result):
         yield table
         yield Text("\n".join(self._footnotes()), style="dim")
         if conclusions := self.conclusions:
-            yield Text("\n".join(conclusions))
+            yield Text("\n".join([*conclusions, ONE_INVOLUTION]))
 
     def _footnotes(self) -> Iterator[str]:
         """Yield lines that explain the tables."""
@@ -557,7 +564,7 @@ def conclusion(contrast: Mapping[str, Any], where: str = "") -> str:
     'The symmetric part is not distinguished from a random half of its size: the d'
     """
     difference, low, high = (contrast[name] for name in ("difference", "low", "high"))
-    kinds = "95 % interval over blocks of text, for one random involution"
+    kinds = "95 % interval over blocks of text"
     percent = f"[{100 * low:+.0f} %, {100 * high:+.0f} %]".replace("-", "−")
     if low <= 0 <= high or math.isnan(low):
         mean = f"{100 * difference:+.0f} %".replace("-", "−")
