@@ -128,6 +128,16 @@ class Every(dict[str, Any]):
         return dict.fromkeys(("main", "step1000", "step2000", "step-1000"), files)
 
 
+def overridden(arguments: list[str], pairs: list[str]) -> list[str]:
+    """Return arguments with other values of options, each option once."""
+    arguments = [*arguments]
+    for name in pairs[::2]:
+        while name in arguments:
+            place = arguments.index(name)
+            del arguments[place : place + 2]
+    return [*arguments, *pairs]
+
+
 def make_models() -> None:
     """The stand-ins, under every name; a file of llama.cpp's, an adapter, a run and its tables."""
     torch.manual_seed(0)
@@ -200,7 +210,7 @@ def make_runs() -> None:
         "lab train --corpus wikipedia -o runs/decoder --mode decoder --keep-checkpoints all",
         "lab train --corpus wikipedia -o runs/symmetric --init symmetric --init-head-norm 1",
     ):
-        result = CliRunner().invoke(command, [*line.split(), *SMALLER * ("train" in line)])
+        result = CliRunner().invoke(command, overridden(line.split(), SMALLER * ("train" in line)))
         assert result.exit_code == 0, result.output
     line = "lab corpus book.txt --document paragraph --tokenizer tokenizer.json -o path/to/tokens"
     assert CliRunner().invoke(command, line.split()).exit_code == 0
@@ -263,9 +273,9 @@ def outcome(number: int, text: str) -> str:
     if len(arguments) - (arguments[:1] == ["lab"]) < 2:  # a verb that is only named
         arguments.append("--help")
     if arguments[:2] == ["lab", "train"] and not {"--resume", "--help"} & {*arguments}:
-        arguments += SMALLER[8 * ("--config" in arguments) :]
+        arguments = overridden(arguments, SMALLER[8 * ("--config" in arguments) :])
     if arguments[:2] == ["lab", "theory"] and "--help" not in arguments:
-        arguments += FEWER
+        arguments = overridden(arguments, FEWER)
     if (
         arguments[:1] == ["lab"]
         and arguments[1] in ("train", "corpus")
