@@ -162,7 +162,7 @@ def figure(
     \b
     Examples:
       wqk lab figure fig2 --from survey --out fig2.pdf --out fig2.csv
-      wqk lab figure fig2 --from ./bert-base-uncased --parameters bert-base-uncased=109M
+      wqk lab figure fig2 --from bert.parquet --parameters bert-base-uncased=109M
       wqk lab figure fig3 runs/wikipedia-*/
       wqk lab figure tableS2 --from survey --only-own --out tableS2.tex
 
