@@ -249,7 +249,7 @@ def test_results_are_written_as_csv_and_json(tmp_path: Path, arguments: list[str
     assert run(*arguments, "-o", "-").stdout == table.read_text("utf-8")
     run(*arguments, "--out", values)
     assert json.loads(values.read_text("utf-8")) == json.loads(run(*arguments, "--json").stdout)
-    assert "a result is written as .csv, .json" in run(*arguments, "-o", "a.txt", exits=2).stderr
+    assert " is written as .csv, .json" in run(*arguments, "-o", "a.txt", exits=2).stderr
 
 
 def test_chosen_columns_are_printed() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk.attention.rounding import ROUNDING
+from wqk.attention.rounding import AT_ZERO, ROUNDING
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.adapters import module_of
 from wqk.checkpoints.checkpoint import as_number
@@ -206,11 +206,16 @@ class TensorSearch:
         numbers, result = expected[stored], mended[stored]
         if numbers.shape != result.shape:
             return False
-        rounding = 2 * ROUNDING.get(self._candidate.info(stored).dtype, 0.0)
-        nudged = {
-            other: array if other != stored else array * np.asarray(1 + rounding, array.dtype)
-            for other, array in actual.items()
-        }
+        number_type = self._candidate.info(stored).dtype
+        # Numbers near zero are rounded to multiples of the smallest number of their type.
+        rounding = 2 * ROUNDING.get(number_type, 0.0)
+        rounding_at_zero = 2 * AT_ZERO.get(number_type, 0.0)
+        numbers_of_candidate = actual[stored]
+        change = rounding * numbers_of_candidate + np.copysign(
+            rounding_at_zero, numbers_of_candidate
+        )
+        nudged = dict(actual)
+        nudged[stored] = numbers_of_candidate + change.astype(numbers_of_candidate.dtype)
         allowed = np.abs(self._mended(finding, expected, nudged)[stored] - result)
         return bool((np.abs(result - numbers) <= allowed).all())
 
