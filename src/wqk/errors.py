@@ -298,29 +298,20 @@ def demo_advice(checkpoint: str) -> str:
     return '; the demo model with all weights is demo:induction, wqk.demo_model("induction")'
 
 
-def is_demo_reference(reference: str) -> bool:
-    """Return whether a reference is ``demo:NAME`` with the name of a small model of the package.
-
-    Examples
-    --------
-    >>> is_demo_reference("demo:encoder"), is_demo_reference("demo:bert")
-    (True, False)
-    """
-    prefix, _, name = reference.partition(":")
-    return prefix == "demo" and bool(name) and (DEMO_MODELS / name / "config.json").is_file()
-
-
 def demo_folder(reference: str) -> Path | None:
     """Return the folder of the small model of the package that ``demo:NAME`` refers to.
+
+    None for other references, and for unknown names.
 
     Examples
     --------
     >>> demo_folder("demo:encoder") == DEMO_MODELS / "encoder", demo_folder("bert")
     (True, None)
     """
-    if not is_demo_reference(reference):
-        return None
-    return DEMO_MODELS / reference.partition(":")[2]
+    prefix, _, name = reference.partition(":")
+    folder = DEMO_MODELS / name
+    is_known = prefix == "demo" and bool(name) and (folder / "config.json").is_file()
+    return folder if is_known else None
 
 
 def demo_reference_advice(reference: str) -> str:

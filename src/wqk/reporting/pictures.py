@@ -302,11 +302,16 @@ def _line(part: str) -> Line2D:
     return Line2D([], [], **part_look(part))
 
 
+def _color_of(part: str) -> str:
+    """Return the color of a part; random halves of the size of a part have one color."""
+    return PART_COLORS.get(part, OLIVE)
+
+
 def _point(part: str) -> Line2D:
     """Return a sample of the point of a part, for a legend."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], linestyle="", marker="o", color=PART_COLORS.get(part, OLIVE))
+    return Line2D([], [], linestyle="", marker="o", color=_color_of(part))
 
 
 def part_look(part: str) -> dict[str, Any]:
@@ -327,7 +332,7 @@ def _shares(axes: Axes, rows: pl.DataFrame) -> None:
     for place, row in enumerate(upward.iter_rows(named=True)):
         share = row["share"]
         interval = [[share - row["low"]], [row["high"] - share]]
-        color = PART_COLORS.get(row["part"], OLIVE)
+        color = _color_of(row["part"])
         axes.errorbar(share, place, xerr=interval, fmt="o", color=color, capsize=2)
     names = [part.replace(", size of ", ",\nsize of ") for part in upward["part"]]
     axes.set_yticks(range(len(names)), names)
@@ -340,7 +345,7 @@ def _losses(axes: Axes, rows: pl.DataFrame, loss: str) -> None:
     """Draw the loss of the whole model and of each replacement of the scores."""
     upward = rows.drop_nulls("loss").reverse()
     for place, row in enumerate(upward.iter_rows(named=True)):
-        axes.plot(row["loss"], place, "o", color=PART_COLORS.get(row["part"], OLIVE))
+        axes.plot(row["loss"], place, "o", color=_color_of(row["part"]))
     axes.set_yticks(range(len(upward)), upward["part"])
     axes.locator_params(axis="x", nbins=3)  # losses that differ little have many digits
     for reference_loss in rows.filter(pl.col("part").is_in(["whole", "none"]))["loss"]:
